@@ -1,4 +1,4 @@
-"""Horovod for the TensorFlow that is installed: the public names of the package `tfdist-horovod`.
+"""Horovod for the installed TensorFlow: the public names of the package `tfdist-horovod`.
 
 Example:
     >>> from tfdist import build

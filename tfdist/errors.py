@@ -1,4 +1,4 @@
-"""The errors of tfdist: one base class, and one child per kind of cause, each also the built-in exception that fits.
+"""The errors of tfdist: a base class, and a child for each kind of cause, which is also a fitting built-in exception.
 
 A message says what was received, what is required, and what to do about it. Programs read the fields instead: messages
 may be reworded in any release.
@@ -19,15 +19,16 @@ _NOTHING: Final = object()  # None is a value that may be received
 
 
 class TfdistError(Exception):
-    """Base of everything that tfdist raises on purpose; catch it to catch them all.
+    """The base class of all errors that tfdist raises on purpose; catch it to catch them all.
 
     A field that does not apply to an error is None, or empty.
 
     Attributes:
-        name: of what is wrong, as the user knows it: an argument, a flag, a variable, a layer, a feature, a package.
+        name: the name of the faulty thing, as the user knows it: an argument, a flag, a variable, a layer, a feature, a
+            package.
         received: the value received, as text.
-        path: of the file, directory or object, or its URL.
-        workers: the indices of the workers that the error is about, in increasing order.
+        path: the path or URL of the file, directory or object.
+        workers: the indices of the workers that the error concerns, in increasing order.
 
     Example:
         >>> error = ConfigError("workers is 0; it must be at least 1.", name="workers", received=0)
@@ -76,7 +77,7 @@ class MissingDependencyError(TfdistError, ImportError):
 
 
 class DeadlineError(TfdistError, TimeoutError):
-    """A wait ran into its deadline; the message names the worker that was waited for."""
+    """A wait has reached its deadline; the message names the worker that did not answer."""
 
 
 class DisagreementError(TfdistError, RuntimeError):
@@ -103,8 +104,8 @@ class WorkerFailedError(TfdistError, RuntimeError):
     """Workers of a job that this process has started have failed; the message names the first and has its traceback.
 
     Attributes:
-        worker: which failed first; None where that is not known.
-        exit_code: of the job: the worker's, or 128 + the number of the signal that killed it.
+        worker: the index of the worker that failed first; None if it is not known.
+        exit_code: the exit code of the job: the worker's, or 128 + the number of the signal that killed it.
     """
 
     def __init__(self, message: str, *, worker: int | None = None, exit_code: int = 1) -> None:
@@ -113,7 +114,7 @@ class WorkerFailedError(TfdistError, RuntimeError):
         self.exit_code = exit_code
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: the worker's traceback is in the message, and no frame of this process helps."""
+        """Return the lines that IPython shows: the message, with the worker's traceback but no local frames."""
         return f"{type(self).__name__}: {self}".splitlines()
 
 
@@ -122,15 +123,15 @@ class StorageError(TfdistError, OSError):
 
 
 class MissingFileError(StorageError, FileNotFoundError):
-    """A file that is needed is not there."""
+    """A required file does not exist."""
 
 
 class ShortReadError(StorageError, EOFError):
-    """A file ends before the bytes that were asked for: it was cut, or replaced by another."""
+    """A file ends before the requested bytes: it was cut, or replaced by another."""
 
 
 def fields_of(error: BaseException | None) -> dict[str, Any]:
-    """The fields of an error, as arguments for one that says more.
+    """Return the fields of an error, as arguments for a more detailed error.
 
     Example:
         >>> fields_of(ConfigError("epochs is 0.", name="epochs", received=0))
@@ -147,12 +148,12 @@ _AROUND = ("Graph execution error", "Detected at ", "<stack traces", "[[")
 
 
 def cause_of(text: str) -> str:
-    """Return the line of an error of TensorFlow's that says what went wrong.
+    """Return the line of a TensorFlow error that states the cause.
 
-    Where a graph has failed, it stands below the place in the code.
+    If a graph has failed, this line comes after the place in the code.
 
     Args:
-        text: of the error; the lines of a place are indented.
+        text: the text of the error; the lines of a place are indented.
 
     Example:
         >>> cause_of("Graph execution error:\\n\\nDetected at node f\\n  File f.py\\nNaN found.\\n\\t [[{{node f}}]]")

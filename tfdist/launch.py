@@ -1,4 +1,4 @@
-"""The name that `tfdist.jobs` had before 0.2; it goes with 0.3."""
+"""The name of `tfdist.jobs` before 0.2, which 0.3 removes."""
 
 from tfdist.lazy_exports import moved
 

@@ -1,4 +1,4 @@
-"""The names of a package that load their modules when they are first used, and old names of packages.
+"""Names of a package that load their modules on first use, and old names of packages.
 
 A package imports its names under ``if TYPE_CHECKING:``, for type checkers and the API reference. `exported` reads that
 block too, so each name is listed once.

@@ -30,15 +30,15 @@ class Option:
     """The description of an option, besides its field's name and default.
 
     Attributes:
-        help: one line.
-        kind: bool (a flag), int, float, str, or Path, which is checked where it is opened.
+        help: the description, in one line.
+        kind: the type: bool (a flag), int, float, str, or Path, which is checked when it is opened.
         flags: the flags on the command line; by default the field's name with hyphens.
         metavar: the placeholder for the value in the help.
         minimum: the lower bound of a number, included.
         maximum: the upper bound of a number, included.
         above: the lower bound of a number, excluded.
         choices: the allowed texts; empty: any.
-        variable: the environment variable that the command line reads where the option is not given.
+        variable: the environment variable that the command line reads if the option is not given.
         is_several: whether it can be given several times; the value is a tuple.
         may_be_unset: whether None is a value. The command line then has no default.
         is_hidden: whether the help leaves it out; the help of all options has its line.
@@ -66,7 +66,7 @@ def option(
     flags: Sequence[str] = (),
     **known: Any,
 ) -> Any:
-    """A field of a dataclass that is an option; one without help is hidden."""
+    """Return a field of a dataclass that is an option; one without help is hidden."""
     is_several = isinstance(default, tuple)
     found = Option(
         help=help,
@@ -79,12 +79,12 @@ def option(
 
 
 def options_of(kind: type) -> list[tuple["dataclasses.Field[Any]", Option]]:
-    """The fields of a dataclass that are options, each with its `Option`."""
+    """Return the fields of a dataclass that are options, each with its `Option`."""
     return [(one, one.metadata[_KEY]) for one in dataclasses.fields(kind) if _KEY in one.metadata]
 
 
 def flags_of(name: str, known: Option) -> tuple[str, ...]:
-    """The flags of an option.
+    """Return the flags of an option.
 
     Example:
         >>> flags_of("grace_seconds", Option(help="", kind=float))

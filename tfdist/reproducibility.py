@@ -1,4 +1,4 @@
-"""Two runs that give the same bits."""
+"""Reproducible training: two runs that give the same bits."""
 
 import os
 
@@ -21,7 +21,7 @@ _AUTOTUNE = "HOROVOD_AUTOTUNE"
 
 
 def reproducible(seed: int) -> None:
-    """Make this training one that gives the same bits whenever it runs again; call it first, alike on all workers.
+    """Make this training give the same bits each time it runs; call it first, with the same seed on all workers.
 
     Guaranteed: the same program on the same data, with the same number of workers and replicas, the same versions and
     the same hardware, trains to the same weights, bit for bit, under ``mirrored``, ``multi-worker`` and ``ring``, and
@@ -41,12 +41,12 @@ def reproducible(seed: int) -> None:
     kernels can be slower on GPUs.
 
     Args:
-        seed: from 0 to 4294967295, the same on every worker.
+        seed: the seed, from 0 to 4294967295, the same on every worker.
 
     Raises:
-        ConfigError: something was made already: it has drawn its seeds without this one. Or ``seed`` is out of range,
-            or Horovod is told to tune itself (HOROVOD_AUTOTUNE), or is a build that does not fix the order of sums over
-            three and more workers.
+        ConfigError: an object was made already, and has drawn its seeds without this one; ``seed`` is out of range;
+            Horovod is set to tune itself (HOROVOD_AUTOTUNE); or the build of Horovod does not fix the order of sums
+            over three and more workers.
 
     Example:
         >>> import tfdist

@@ -1,4 +1,4 @@
-"""Locate the recipes and the documentation, in the wheel or in a clone.
+"""The location of the recipes and the documentation, in the wheel or in a clone.
 
 Example:
     >>> (root() / "strategies" / "mirrored" / "train.py").is_file()
@@ -15,7 +15,7 @@ _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 
 
 def root() -> Path:
-    """The folder with ``strategies/``, ``docs/`` and ``README.md``."""
+    """Return the folder with ``strategies/``, ``docs/`` and ``README.md``."""
     for place in (_PACKAGE / "share", _PACKAGE.parent):
         if (place / "strategies" / "README.md").is_file():
             return place
@@ -26,17 +26,17 @@ def root() -> Path:
 
 
 def recipes() -> dict[str, Path]:
-    """The folders of the recipes, by name."""
+    """Return the folders of the recipes, by name."""
     return {card.parent.name: card.parent for card in sorted((root() / "strategies").glob("*/README.md"))}
 
 
 def pages() -> dict[str, Path]:
-    """The pages of documentation, by name."""
+    """Return the pages of documentation, by name."""
     found = {path.stem: path for path in sorted((root() / "docs").glob("*.md")) if path.stem != "cli"}
     return {"readme": root() / "README.md", **found, "design": root() / "docs" / "design" / "index.md"}
 
 
 def title(page: Path) -> str:
-    """The heading of a page."""
+    """Return the heading of a page."""
     found = _TITLE.search(page.read_text(encoding="utf-8"))
     return found[1] if found else page.stem

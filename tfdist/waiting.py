@@ -1,4 +1,4 @@
-"""Waits during which handlers of signals still run, and handlers of signals that ask a process to end.
+"""Waits during which signal handlers still run, and handlers of signals that ask a process to end.
 
 Python runs handlers in its main thread, which the system has to wake for that. It does not always do so. A signal may
 come just before the main thread begins to wait, or another thread may take it. Threads that start threads or processes

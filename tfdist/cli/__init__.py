@@ -1,1 +1,1 @@
-"""The command ``tfdist``: one file per subcommand, each loaded when it is called."""
+"""The command ``tfdist``, with one file per subcommand, which is loaded when it is called."""

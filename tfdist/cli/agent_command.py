@@ -1,4 +1,4 @@
-"""``tfdist agent``: this host joins a job whose launcher cannot start anything here."""
+"""``tfdist agent``, by which this host joins a job whose launcher cannot start processes here."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""`tfdist cache`: show what is kept between runs, and remove it."""
+"""`tfdist cache`: show the files that are kept between runs, and remove them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""``tfdist chaos``: run a job with faults on purpose, and print what became of each."""
+"""``tfdist chaos``: run a job with deliberate faults, and print the outcome of each."""
 
 import itertools
 import os
@@ -88,7 +88,7 @@ def command(
 
 
 def arguments_of_run(job: Sequence[str]) -> list[str]:
-    """The words behind ``tfdist run`` in a command.
+    """Return the words after ``tfdist run`` in a command.
 
     Example:
         >>> arguments_of_run(["python", "-m", "tfdist", "run", "-n", "2", "train.py"])
@@ -103,7 +103,7 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
 
 
 def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
-    """The numbers of workers and servers, and True if the command limits restarts."""
+    """Return the numbers of workers and servers, and True if the command limits restarts."""
     from tfdist.cli.common.host_options import HostOptions, launcher_of, remote_of, worker_count
     from tfdist.cli.run_command import command as run
 

@@ -210,7 +210,7 @@ def _rate(text: str) -> int:
 
 
 def _whole(count: float | None) -> Any:
-    """A whole number as an int; other numbers are refused where an integer is required."""
+    """Return a whole number as an int; other numbers are refused where an integer is required."""
     return int(count) if count is not None and count.is_integer() else count
 
 

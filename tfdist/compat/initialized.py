@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 
 
 def what_was_made() -> str | None:
-    """A description of what was made; None if nothing was."""
+    """Return a description of the objects that were made; None if there are none."""
     if has_begun():
         return "TensorFlow has begun: a tensor, a variable, a dataset or a strategy was made"
     named = global_state.get_global_attribute("object_name_uids")
@@ -24,6 +24,6 @@ def has_begun() -> bool:
 
 
 def flush_summaries() -> None:
-    """Write out what the default writer of summaries holds, without beginning TensorFlow for it."""
+    """Flush the default writer of summaries, without starting TensorFlow."""
     if has_begun():
         tf.summary.flush()

@@ -24,7 +24,7 @@ def global_seed() -> int | None:
 
 
 def capture() -> dict[str, NDArray[Any]]:
-    """All states that exist, by name, for `restore`."""
+    """Return all states that exist, by name, for `restore`."""
     states = {_PYTHON: _words(random.getstate()), _NUMPY: _of_numpy(), _KERAS: _value(_keras())}
     eager = _eager()
     if eager is not None:
@@ -35,7 +35,7 @@ def capture() -> dict[str, NDArray[Any]]:
 
 
 def restore(states: dict[str, NDArray[Any]]) -> None:
-    """Put back what `capture` returned."""
+    """Restore the states that `capture` returned."""
     if _PYTHON in states:
         random.setstate(_from_words(states[_PYTHON]))
     if _NUMPY in states:
@@ -62,7 +62,7 @@ def _value(variable: Any) -> NDArray[Any]:
 
 
 def _words(state: Any) -> NDArray[np.float64]:
-    """Python's generator: version, 624 words of 32 bits and a position, half of a pair of normal numbers."""
+    """Return Python's generator: version, 624 words of 32 bits and a position, half of a pair of normal numbers."""
     version, words, spare = state
     return np.array([version, *words, np.nan if spare is None else spare], np.float64)  # 32 bits fit into a float64
 

@@ -1,4 +1,4 @@
-"""One Keras step over several replicas: every sum, mean and decision is taken over all of them.
+"""A Keras step over several replicas, in which every sum, mean and decision is taken over all of them.
 
 The package adapts the model, optimizer, losses and layers that live in a tfdist strategy's scope, object by object.
 Classes stay as they are, so a plain Keras model in the same process behaves as before.

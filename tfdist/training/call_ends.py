@@ -1,10 +1,10 @@
 """The end of inputs: with the `fit`, `evaluate` or `predict` that reads them, or with the process.
 
-Keras tells callbacks of the end of a successful call only. So a model that trains in a scope has these three methods as
-attributes of its own, which call its class's. Some inputs have no such end: of a call that a subclass makes to another
-class's method, of the first `predict` of a model that was never compiled, and of a loop of the user's own. Python's
-last collection would free them, and may wait for ever (`tfdist.compat.tensorflow.tf_data`). They end before it, while
-other threads still get Python's lock.
+Keras notifies callbacks of the end of successful calls only. So a model that trains in a scope gets these three methods
+as its own attributes, which call those of its class. Some inputs have no such end: of a call that a subclass makes to
+another class's method, of the first `predict` of a model that was never compiled, and of a loop of the user's own.
+Python's last collection would free them, and may wait for ever (`tfdist.compat.tensorflow.tf_data`). They end before
+it, while other threads still get Python's lock.
 """
 
 import atexit
@@ -27,7 +27,7 @@ _log = logging.getLogger("tfdist")
 
 
 def watch(model: keras.Model) -> None:
-    """Let calls of this model's methods run at their end what `at_end` was given."""
+    """Let calls of this model's methods run the functions given to `at_end` when they end."""
     state = planted.of_model(model)
     if state.calls is None:
         state.calls = []

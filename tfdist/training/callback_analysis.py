@@ -1,4 +1,4 @@
-"""Detect callbacks that can only watch, by reading their code before they run.
+"""The detection of callbacks that can only watch, from their code, before they run.
 
 A callback acts on its model, which it reaches by `self.model` or by something within reach of its script. Code that
 names no such way, and reaches only plain values, libraries and functions of which the same holds, cannot stop training
@@ -24,7 +24,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
 def only_watches(callback: Any, *, trusted: tuple[str, ...] = ("keras",)) -> bool:
-    """Return whether a callback cannot change the training that it is told of; False where that cannot be seen.
+    """Return whether a callback cannot change the training that it watches; False if its code does not show it.
 
     Example:
         >>> import time
@@ -68,7 +68,7 @@ def _is_plain(value: Any, seen: set[int]) -> bool:
 
 
 def _within(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function's code reaches; an opaque object where it names a way to a model."""
+    """Yield the values that a function's code reaches; an opaque object if it names a way to a model."""
     yield from (function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():

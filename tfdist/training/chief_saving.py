@@ -1,4 +1,4 @@
-"""Saving over several workers: the chief writes whole files only, and the others continue when it is done.
+"""Saving on several workers: the chief alone writes, only whole files, and the others continue when it is done.
 
 A script may call `model.save` on every worker or on the chief alone. So the chief does not wait: it leaves a note when
 a file is complete, and a worker that saves the same state to a file of the same name waits for the note. The note says

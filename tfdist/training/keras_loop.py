@@ -1,4 +1,4 @@
-"""The functions that Keras calls to train, test and predict, around any source of steps: replicas, or a chief."""
+"""The functions that Keras calls to train, test and predict, for any source of steps: replicas, or a chief."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -26,7 +26,7 @@ class StepSource(Protocol):
         """Enclose the steps of one call of Keras."""
 
     def several(self, batches: Epoch, left: int) -> tuple[int, int, Any] | None:
-        """Run steps in one graph; None where the next step has to run alone.
+        """Run steps in one graph; return None if the next step has to run alone.
 
         Returns:
             The number of steps that were begun, the number of batches for them, and the logs of the last step.
@@ -101,7 +101,7 @@ class Predictions:
 
 
 def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
-    """Build what is not built from shapes and dtypes; no batch is taken from the input."""
+    """Build unbuilt parts of a model from shapes and dtypes; no batch is taken from the input."""
     if keras_model.is_built(model):
         return
     replica_layers.require_no_state_of_rows(model)
@@ -120,12 +120,12 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
 
 
 def batch_of(element: Any, strategy: Any) -> Any:
-    """A single batch as tensors, with `Whole` inputs where the strategy names some."""
+    """Return a single batch as tensors, with `Whole` inputs where the strategy names some."""
     return batch_rows.with_whole(tensors(element), strategy.whole_inputs)
 
 
 def tensors(element: Any) -> Any:
-    """The nest with arrays as tensors, so that new values do not trace the step again."""
+    """Return the nest with arrays as tensors, so that new values do not trace the step again."""
     keep = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.distribute.DistributedValues, type(None))
     return tf.nest.map_structure(
         lambda leaf: leaf if isinstance(leaf, keep) else tf.convert_to_tensor(leaf), element, expand_composites=False

@@ -51,7 +51,7 @@ class Apart:
 
 
 def require(value: Any, shard_optimizer: int | None = None) -> Synchronization | None:
-    """Return the schedule that a strategy is given; raise where its workers cannot have weights of their own."""
+    """Return the schedule of a strategy; raise if its workers cannot have weights of their own."""
     schedule = meeting_kinds.require(value)
     if schedule is None or shard_optimizer is None:
         return schedule
@@ -64,7 +64,7 @@ def require(value: Any, shard_optimizer: int | None = None) -> Synchronization |
 
 
 def guarded(schedule: Synchronization | None, services: ReplicaServices) -> ReplicaServices:
-    """Return services that refuse a training loop of a user's own, where it would span all workers in every step."""
+    """Return services that refuse a custom training loop that would span all workers in every step."""
     if schedule is None or (schedule.every != "auto" and schedule.reduces(NEVER)):
         return services
     return replace(services, before_update=functools.partial(_require_keras_step, schedule))
@@ -88,7 +88,7 @@ def apart(
     collectives: Callable[[Sequence[str]], Sequence[Collective]],
     devices: Sequence[str],
 ) -> Apart | None:
-    """Return what local steps need; ``collectives`` makes those of this process's replicas."""
+    """Return the parts of local steps; ``collectives`` makes the collectives of this process's replicas."""
     if schedule is None:
         return None
     island = _island(schedule, workers, len(devices))
@@ -158,7 +158,7 @@ def _showing(local: "LocalSteps", method: Callable[..., Any], *args: Any, **kwar
 
 
 def left(model: keras.Model, wanted: int, *, training: bool) -> int:
-    """Return how many of the next steps may run without a look: to the next event of local steps at most."""
+    """Return the number of next steps that may run without a look, up to the next event of local steps."""
     local = of(model) if training else None
     return wanted if local is None else local.left(wanted)
 
@@ -209,7 +209,7 @@ class LocalSteps:
     # State
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return what each worker has by itself, for backups; before the model is built without variables."""
+        """Return the state of each worker, for backups; without variables until the model is built."""
         is_built = keras_model.is_built(self._model) and all(one.built for one in keras_model.optimizers(self._model))
         own: list[keras.Variable] = []
         if is_built:
@@ -253,7 +253,7 @@ class LocalSteps:
     # Training
 
     def begins(self) -> None:
-        """Begin a `fit`: all workers have equal weights, or take the mean of those that an aborted one has left."""
+        """Begin a `fit` with equal weights on all workers: those that they have, or the mean after an aborted `fit`."""
         if keras_epochs.running_fit(self._model) is None:
             raise UnsupportedError(
                 f"the strategy has synchronization={self._asked!r}, and the model {self._model.name!r} trains by "
@@ -283,7 +283,7 @@ class LocalSteps:
         )
 
     def _require_alike(self) -> None:
-        """Raise where workers would be at different meetings, which would be mixed up, or wait for each other."""
+        """Raise if workers would be at different meetings, and so mix them up or wait for each other."""
         if self._workers.count > 1:
             require_alike_text(
                 self._workers,
@@ -294,7 +294,7 @@ class LocalSteps:
             )
 
     def restored(self) -> None:
-        """Note that a backup has given the variables other values."""
+        """Take note that a backup has changed the values of the variables."""
         self._own, self._made_equal_at, self._last = None, None, None
         self._epoch_is_apart = self._step > 0
         if self._interval is not None:
@@ -311,12 +311,12 @@ class LocalSteps:
             outside(self._meeting.begin)
 
     def _remember(self) -> None:
-        """Keep the weights, on which all workers agree now, unless meetings do."""
+        """Keep the weights, which are now equal on all workers, unless meetings keep them."""
         if not self._meeting.remembers:
             self._last = worker_weights.read(self._shown_variables())
 
     def require_means(self, rules: Rules) -> None:
-        """Raise if a state of the model is no mean over workers."""
+        """Raise if the mean over workers is not right for a state of the model."""
         for number, variable in enumerate(keras_variables.states(self._model)) if self._workers.count > 1 else ():
             rule = rules.states.get(number)
             if rule is not None and rule.verdict in _NO_MEANS:
@@ -328,14 +328,14 @@ class LocalSteps:
                 )
 
     def left(self, wanted: int) -> int:
-        """Return how many of the next steps may run without a look: to the next event at most."""
+        """Return the number of next steps that may run without a look, up to the next event."""
         return min(wanted, self._schedule.left(self._step))
 
     @contextlib.contextmanager
     def stepping(self, forget: Callable[[], None], rules: Rules) -> Iterator[Callable[[int], None]]:
-        """Enclose steps up to the next event; what is yielded takes the number of those that have run.
+        """Enclose steps up to the next event; yield a function that takes the number of steps that have run.
 
-        ``forget`` drops what was traced, where steps become local or reduce again.
+        ``forget`` drops traced functions when steps become local, or reduce again.
         """
         self._make()
         self.hide()
@@ -392,7 +392,7 @@ class LocalSteps:
         self._remember()
 
     def hide(self) -> None:
-        """Go on with this worker's own weights; with what callbacks have put in place of the mean, if they have."""
+        """Continue with this worker's own weights, or with the values that callbacks have put in place of the mean."""
         own, self._own = self._own, None
         if own is None:
             return
@@ -437,12 +437,12 @@ class LocalSteps:
             self._swap(own)
 
     def settle(self) -> None:
-        """Wait for what is under way."""
+        """Wait for exchanges under way."""
         with self._workers.waiting("a meeting of workers"):
             self._meeting.settle()
 
     def _swap(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Write these values, and return those before."""
+        """Write these values, and return the previous ones."""
         variables = self._shown_variables()[: len(values)]
         before = worker_weights.read(variables)
         outside(functools.partial(worker_weights.write, variables, values))
@@ -451,7 +451,7 @@ class LocalSteps:
     # Callbacks and logs
 
     def holds_decisions(self) -> bool:
-        """Whether a worker's wish to stop has to wait for the next meeting; it is kept until then."""
+        """Return whether a worker's wish to stop has to wait for the next meeting; it is kept until then."""
         self._wants_stop |= bool(self._model.stop_training)
         if not self._agrees:
             self._model.stop_training = False
@@ -482,7 +482,7 @@ class LocalSteps:
             return {name: float(value) for name, value in keras_model.metrics_result(self._model).items()}
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
-        """This worker's contribution to a metric's variable over all workers, by its declared aggregation."""
+        """Return this worker's contribution to a metric's variable over all workers, by its declared aggregation."""
         own = [tf.convert_to_tensor(one) for one in tf_strategies.copies(keras_variables.value_of(variable))]
         if variable.aggregation == "sum":
             return tf.add_n(own)

@@ -6,17 +6,18 @@ import keras
 
 
 class LossScaleLogger(keras.callbacks.Callback):
-    """Adds ``loss_scale`` and ``skipped_steps`` to the logs of each epoch, where the optimizer scales the loss.
+    """A callback that adds ``loss_scale`` and ``skipped_steps`` to the logs of each epoch if the loss is scaled.
 
     It serves `keras.optimizers.LossScaleOptimizer`, with which Keras wraps the optimizer of a mixed_float16 model, and
-    `tfdist.optimizers.DistributedOptimizer`. In a tfdist scope `fit` adds one by itself; it does nothing where no loss
-    is scaled.
+    `tfdist.optimizers.DistributedOptimizer`. In a tfdist scope, `fit` adds one by itself. It does nothing if no loss is
+    scaled.
 
     Logs:
         loss_scale: the scale at the end of the epoch.
-        skipped_steps: updates that were skipped so far, because a gradient was not finite. DistributedOptimizer counts
-            them in a variable, over all its calls of `fit`; for Keras' optimizer this callback does, from the beginning
-            of `fit`, unless that accumulates gradients too. `tfdist.callbacks.BackupAndRestore` keeps both.
+        skipped_steps: the number of updates skipped so far because a gradient was not finite. DistributedOptimizer
+            counts them in a variable, over all calls of `fit`. For Keras' optimizer this callback counts them, from the
+            beginning of `fit`, unless the optimizer also accumulates gradients. `tfdist.callbacks.BackupAndRestore`
+            keeps both.
 
     Example:
         >>> import numpy as np
@@ -37,7 +38,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._steps = 0
 
     def get_state(self) -> dict[str, int]:
-        """The count, for a backup, which may be in the middle of an epoch."""
+        """Return the count for a backup, which may be made in the middle of an epoch."""
         return {"skipped": self._so_far()}
 
     def set_state(self, state: dict[str, int]) -> None:
@@ -89,7 +90,7 @@ def scales(optimizer: Any) -> bool:
 
 
 def variable_of(optimizer: Any) -> Any:
-    """The Keras variable of an optimizer's loss scale, or None where it scales no loss."""
+    """Return the Keras variable of an optimizer's loss scale; None if it scales no loss."""
     return optimizer.dynamic_scale if scales(optimizer) else None
 
 

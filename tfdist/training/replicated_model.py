@@ -1,4 +1,4 @@
-"""A model that trains in a tfdist scope: its train, test and predict functions, over replicas.
+"""The train, test and predict functions, over replicas, of a model that trains in a tfdist scope.
 
 Keras builds these functions in methods that models may override (`make_train_function` and its sisters). A model that
 calls the strategy gets its own methods, as attributes of that one object; its class is not touched.
@@ -95,7 +95,7 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
 
 
 def _between(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
-    """An epoch or an evaluation is over: callbacks do not count as time of training."""
+    """End an epoch or an evaluation: the callbacks that follow do not count as time of training."""
     local = local_steps.of(model)
     logs = logs if local is None else local.epoch_logs(logs)
     step_clock().epoch_ends()
@@ -103,7 +103,7 @@ def _between(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Build what is not built, and let the strategy look at new weights."""
+    """Build the unbuilt parts of a model, and let the strategy examine new weights."""
     if not keras_model.is_built(model):
         strategy.before_build(model)
         keras_loop.build(model, iterator, data_batch)
@@ -111,7 +111,7 @@ def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: 
 
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
-    """The function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
+    """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
     replica_metrics.require_scope(model, strategy)
     training = user_step == model.train_step
     unseeded = keras_model.global_seed_generator()
@@ -149,7 +149,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
-    """The function that Keras calls with a list of batches, and that returns all rows in order."""
+    """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
     unseeded = keras_model.global_seed_generator()
 
     @_untraced
@@ -168,7 +168,7 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
 
 
 def _rows_of(model: keras.Model, run: "_Replicated", given: list[Any]) -> list[Any]:
-    """The rows of each batch, or of the next batches of an epoch; fewer where they end."""
+    """Return the rows of each batch, or of the next batches of an epoch; fewer at its end."""
     if not isinstance(given[0], Place):
         return [run(element, whole=True) for element in given]
     batches, left = given[0].epoch, len(given)
@@ -304,7 +304,7 @@ class _Replicated:
             return step.of_flat()(tf.nest.flatten(given, expand_composites=True))
 
     def _whole(self, element: Any) -> Any:
-        """A whole batch as tensors; each replica will compute its part."""
+        """Return a whole batch as tensors; each replica will compute its part."""
         data = keras_loop.batch_of(element, self._strategy)
         if tf_strategies.replica_count(self._strategy) > 1:
             batch_rows.require_alike(data)
@@ -335,9 +335,9 @@ class _Replicated:
             return self._single[key].run(batches)
 
     def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
-        """Run steps on the next batches in one graph; return what is kept of them, and the examples of each.
+        """Run steps on the next batches in one graph; return their kept results, and the examples of each.
 
-        Fewer steps than ``count`` have run where the input has ended.
+        Fewer steps than ``count`` run if the input ends.
         """
         with self.workers.waiting("a step"), xla_step.named_errors():
             execution = self._execution_of(batches.layout)
@@ -345,7 +345,7 @@ class _Replicated:
             return execution.run(batches, count)
 
     def _execution_of(self, layout: Layout) -> Execution:
-        """The graph of several steps on this layout; it traces the step inside."""
+        """Return the graph of several steps on this layout; it traces the step inside."""
         if layout.key not in self._executions:
             is_watched = step_clock().reporter is not None or self.workers.count > 1
             self._executions[layout.key] = Execution(
@@ -357,7 +357,7 @@ class _Replicated:
         return self._executions[layout.key]
 
     def forget(self) -> None:
-        """Drop what was traced before the rules of the step were known."""
+        """Drop functions that were traced before the rules of the step were known."""
         self._traced.clear()
         self._executions.clear()
         self._single.clear()
@@ -369,7 +369,7 @@ class _Replicated:
             self._of(layout).get_concrete_function()
 
     def _of(self, layout: Layout) -> Any:
-        """The function for this layout, traced by its first call."""
+        """Return the function for this layout, traced by its first call."""
         if layout.key not in self._traced:
             signature = [tf.TensorSpec([], tf.int32), *layout.signature]
             packed = self._trace(functools.partial(self._packed, layout), input_signature=signature)
@@ -399,7 +399,7 @@ class _Replicated:
         return self._run_on_replica(data, batch_rows.rows_of(data), None)
 
     def _on_own_part(self, data: Any) -> Any:
-        """Run on this replica's part of a batch that every replica was given whole."""
+        """Run on this replica's part of a batch that every replica received whole."""
         rows, part = batch_rows.part_of(data, tf_strategies.replica_index(), self._strategy.share.shares)
         return self._run_on_replica(part, rows, batch_rows.rows_of(data))
 
@@ -458,7 +458,7 @@ def require_whole(whole: bool) -> None:
 
 
 def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:
-    """Each local replica's number of examples and its data."""
+    """Return each local replica's number of examples and its data."""
     if isinstance(element, Batch):
         return element.layout.slices(element.tensors)
     data = keras_loop.batch_of(element if whole else tf_strategies.first_local_value(element), strategy)
@@ -466,7 +466,7 @@ def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, 
 
 
 def _examples(element: Any, strategy: Any, *, whole: bool) -> int:
-    """The examples of all replicas in a step; 0 where the input was distributed by other means."""
+    """Return the examples of all replicas in a step; 0 where the input was distributed by other means."""
     if isinstance(element, Batch):
         return int(element.rows)
     return int(batch_rows.rows_of(keras_loop.batch_of(element, strategy))) if whole else 0

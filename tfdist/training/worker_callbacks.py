@@ -1,4 +1,4 @@
-"""Keras callbacks over several workers: the chief alone writes and shows progress, and all decide alike."""
+"""Keras callbacks on several workers: the chief alone writes and shows progress, and all workers decide alike."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def _measure_shares(model: keras.Model, running: keras.callbacks.CallbackList) -
 
 
 def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Raise if a callback of the chief's reads weights that every worker must help to gather."""
+    """Raise if a callback of the chief reads weights that all workers must help to gather."""
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -91,7 +91,7 @@ def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
 
 
 def quiet(model: keras.Model, workers: Workers) -> None:
-    """Keep TensorBoard from writing, except on the chief: it does so as soon as it is told of its model."""
+    """Keep TensorBoard from writing except on the chief; otherwise it writes as soon as it gets its model."""
     if workers.is_chief:
         return
     for callback in keras_model.given_callbacks(model):
@@ -101,14 +101,14 @@ def quiet(model: keras.Model, workers: Workers) -> None:
 
 
 class _Ends(keras.callbacks.Callback):
-    """Tells the agent that training is over: the script may then take any time."""
+    """The callback that reports the end of training to the agent: the script may then take any time."""
 
     def on_train_end(self, logs: Any = None) -> None:
         step_clock().training_ends()
 
 
 class _Means(keras.callbacks.Callback):
-    """Lets the mean over workers be the weights of all, when training is over."""
+    """The callback that makes the mean over workers the weights of all at the end of training."""
 
     def __init__(self, local: local_steps.LocalSteps) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Means(keras.callbacks.Callback):
 
 
 class _Agree(keras.callbacks.Callback):
-    """Runs behind all other callbacks: a decision of one worker holds on every worker before the next step."""
+    """The last callback, which makes a decision of one worker hold on every worker before the next step."""
 
     def __init__(self, workers: Workers, others: list[keras.callbacks.Callback], *, is_sharded: bool = False) -> None:
         super().__init__()

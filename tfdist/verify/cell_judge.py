@@ -1,4 +1,4 @@
-"""Judge a cell of the matrix from the workers' replies and the two outcomes: pure functions."""
+"""The judgement of a cell of the matrix from the workers' replies and the two outcomes: pure functions."""
 
 import math
 import re
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
-    """The verdict on a call in which a worker failed, by the first failure; None if all returned."""
+    """Return the verdict on a call in which a worker failed, by the first failure; None if all returned."""
     failed = sorted((reply for reply in replies if reply.status != "returned"), key=_by_time)
     if not failed:
         return None
@@ -51,7 +51,7 @@ def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
 
 
 def equality(entry: Feature, outcomes: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> Verdict:
-    """The verdict on a call that returned on every worker: each outcome must equal the reference."""
+    """Return the verdict on a call that returned on every worker: each outcome must equal the reference."""
     for name, value in reference.items():
         if _VARIABLES.search(name) and not np.isfinite(value).all():
             return Verdict(status="error", error="NaN on one device", detail=f"{name} is not finite: it proves nothing")
@@ -72,7 +72,7 @@ def _by_time(reply: Reply) -> tuple[bool, float]:
 
 
 def _frames(text: str) -> str:
-    """The innermost calls of a traceback, without their source."""
+    """Return the innermost calls of a traceback, without their source."""
     return "\n".join([line.strip() for line in text.splitlines() if line.startswith("  File ")][-_STACK_LINES:])
 
 
@@ -85,7 +85,7 @@ class Difference:
 
 
 def compare(outcome: Mapping[str, Any], reference: Mapping[str, Any]) -> Difference:
-    """The largest difference over all entries.
+    """Return the largest difference over all entries.
 
     NaN equals NaN and an infinity equals itself. Unequal texts, bools or shapes and missing entries differ infinitely.
     """

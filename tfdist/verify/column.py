@@ -1,4 +1,4 @@
-"""The columns of the matrix: a strategy in a certain number of processes and replicas. A column is one line."""
+"""The columns of the matrix, each a strategy with a number of processes and replicas, written in one line."""
 
 import fnmatch
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ from tfdist.variables import (
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One strategy on this machine's CPU.
+    """A column: one strategy on this machine's CPU.
 
     Attributes:
-        name: what the table says.
-        strategy: registered name, see `tfdist.cluster.strategy_table`.
-        workers: number of processes that run the script, at least 1.
-        replicas_per_worker: replicas in each process, at least 1; of a chief, workers that it has.
-        variables: of the environment, on top of those that `tfdist run` sets.
-        may_refuse: names of features of which a clear refusal is as good as equal numbers here.
+        name: the name in the table.
+        strategy: the registered name of the strategy, see `tfdist.cluster.strategy_table`.
+        workers: the number of processes that run the script, at least 1.
+        replicas_per_worker: the number of replicas in each process, at least 1; for a chief, the number of its workers.
+        variables: environment variables, on top of those that `tfdist run` sets.
+        may_refuse: the names of features for which a clear refusal is as good as equal numbers here.
 
     Example:
         >>> Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2).replicas
@@ -56,7 +56,7 @@ class Column:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas over all workers; on a mesh those that differ along its first axis.
+        """The number of replicas over all workers; on a mesh, only those along its first axis.
 
         A micro-batch counts as one: it has statistics and random numbers of its own.
         """
@@ -198,7 +198,7 @@ COLUMNS = (
 
 
 def select(patterns: Iterable[str]) -> tuple[Column, ...]:
-    """Return the columns that a strategy's name, a column's name or a glob names; all of them without patterns.
+    """Return the columns that names of strategies or columns, or globs, select; all of them without patterns.
 
     Raises:
         ConfigError: a pattern names no column.

@@ -1,4 +1,4 @@
-"""Few rows in which every two choices meet: a covering array of strength two. A pure function.
+"""A covering array of strength two: few rows in which every two choices meet. A pure function.
 
 Most faults that no single feature shows come from two that meet (D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software
 fault interactions and implications for software testing", 2004).
@@ -16,7 +16,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Excluded:
-    """Two choices that are not made together, such as ``("loop", "run_eagerly")`` with one of another factor."""
+    """Two choices that do not go together, such as ``("loop", "run_eagerly")`` with a choice of another factor."""
 
     one: Choice
     other: Choice
@@ -24,7 +24,7 @@ class Excluded:
 
 
 def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()) -> list[Row]:
-    """Rows in which every two values of different factors occur together, unless they are excluded.
+    """Return rows in which every two values of different factors occur together, unless they are excluded.
 
     Each row begins with the first missing pair. The other factors get, in turn, the value that adds most missing pairs.
     """
@@ -48,7 +48,7 @@ def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()
 
 
 def pairs(factors: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
-    """All pairs of values of different factors."""
+    """Return all pairs of values of different factors."""
     return [
         ((one, a), (other, b))
         for one, other in itertools.combinations(factors, 2)
@@ -76,7 +76,7 @@ def _filled(
     missing: Mapping[tuple[Choice, Choice], None],
     barred: set[frozenset[Choice]],
 ) -> Row | None:
-    """A row with a value for every factor; None if the exclusions leave none."""
+    """Return a row with a value for every factor; None if the exclusions leave none."""
     left = [factor for factor in factors if factor not in row]
     if not left:
         return row

@@ -1,7 +1,7 @@
 """The rows of the matrix: features of Keras, each a function that trains a small model and returns its numbers.
 
 A feature is a function in a file below `tfdist.verify.features`, marked by `feature`. It runs unchanged on one device
-and under every strategy; the matrix compares what it returns. Features import no TensorFlow at module level
+and under every strategy; the matrix compares the results. Features import no TensorFlow at module level
 (`keras` and `tf` here load when a feature runs), so that listing them costs nothing.
 
 Example:
@@ -80,7 +80,7 @@ class Context:
         return self if self.make_strategy is None else replace(self, strategy=self.make_strategy())
 
     def barrier(self, name: str) -> None:
-        """Wait until every worker of the cell is here: before one reads what another writes."""
+        """Wait until every worker of the cell has called this, before one reads a file that another writes."""
         present = self.directory.with_name(f"{self.directory.name}.{name}")
         if self.strategy is None or self.workers == 1:
             return
@@ -94,11 +94,11 @@ class Context:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the worker whose files count."""
+        """Whether this worker is the one whose files count."""
         return self.worker == 0
 
     def local_values(self, variable: Any) -> list[Any]:
-        """Return a variable's value on each replica of this process, as arrays; of what is sharded, the whole."""
+        """Return a variable's value on each replica of this process, as arrays; for a sharded one, the whole."""
         import numpy as np
 
         if getattr(self.strategy, "sharding", None) is not None:
@@ -120,15 +120,15 @@ class Feature:
 
     Attributes:
         name: the function's name.
-        module: where it is registered.
-        summary: one line.
-        function: takes a `Context`, returns a flat dict of arrays, numbers, bools or texts.
-        reference: what to compare with; by default the same function on one device.
-        per_layout: whether the reference depends on the number of workers and replicas, which the context has.
-        tolerance: largest difference that is green, relative to ``max(1, |reference|)``.
-        min_workers: columns with fewer worker processes leave the feature out.
+        module: the module in which it is registered.
+        summary: a description in one line.
+        function: a function that takes a `Context` and returns a flat dict of arrays, numbers, bools or texts.
+        reference: the function to compare with; by default the same function on one device.
+        per_layout: whether the reference depends on the number of workers and replicas, which are in the context.
+        tolerance: the largest difference that is green, relative to ``max(1, |reference|)``.
+        min_workers: the number of worker processes below which a column leaves the feature out.
         may_refuse: whether a clear refusal (`ConfigError`, `UnsupportedError` of tfdist) is as good as equal numbers.
-        deadline_seconds: longer is a hang.
+        deadline_seconds: the time in seconds after which the feature counts as a hang.
     """
 
     name: str
@@ -144,7 +144,7 @@ class Feature:
 
     @property
     def group(self) -> str:
-        """The file it stands in, such as ``"batches"``."""
+        """The name of its file, such as ``"batches"``."""
         return self.module.rpartition(".")[2].removesuffix("_features")
 
     def applies(self, column: Column) -> bool:
@@ -167,12 +167,12 @@ def feature(
     """Register the decorated function as a row of the matrix; its docstring is the summary.
 
     Args:
-        reference: what to compare with; None: the same function on one device.
+        reference: the function to compare with; None: the same function on one device.
         per_layout: whether the reference depends on the number of workers and replicas.
-        tolerance: largest difference that is green, relative to ``max(1, |reference|)``.
-        min_workers: columns with fewer worker processes leave the feature out.
+        tolerance: the largest difference that is green, relative to ``max(1, |reference|)``.
+        min_workers: the number of worker processes below which a column leaves the feature out.
         may_refuse: whether a clear refusal is as good as equal numbers.
-        deadline_seconds: longer is a hang.
+        deadline_seconds: the time in seconds after which the feature counts as a hang.
 
     Raises:
         ConfigError: another feature has the name, or the docstring is missing.
@@ -214,7 +214,7 @@ def registered(name: str) -> Feature:
     """Return the feature of this name among the files that have been imported.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such feature.
 
     Example:
         >>> _ = features()
@@ -248,8 +248,8 @@ def select(patterns: Iterable[str], available: Mapping[str, Feature] | None = No
     """Return the features that names, groups or globs select, in the matrix's order; all of them without patterns.
 
     Args:
-        patterns: such as ``"even"``, ``"batches"`` (a file) or ``"*norm*"``.
-        available: features to choose from, by default every one.
+        patterns: names, groups or globs, such as ``"even"``, ``"batches"`` (a file) or ``"*norm*"``.
+        available: the features to choose from, by default all.
     Raises:
         ConfigError: a pattern selects none.
 

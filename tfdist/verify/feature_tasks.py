@@ -1,4 +1,4 @@
-"""Small data, models and outcomes that features share."""
+"""Small data, models and outcomes that several features use."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,13 +15,13 @@ CLASSES = 3
 
 
 def row(name: str, summary: str, function: Function, **options: Any) -> None:
-    """Register a function as the row of this name: for rows that differ only in arguments; options of `feature`."""
+    """Register a function as a row with this name and the options of `feature`, for rows that differ in arguments."""
     function.__name__, function.__doc__ = name, summary
     feature(**options)(function)
 
 
 def regression(rows: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs (rows, 6) and targets (rows, 1), float32; rows differ, so a wrong weighting shows."""
+    """Return inputs (rows, 6) and targets (rows, 1), float32; rows differ, so a wrong weighting shows."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(rows, WIDTH)).astype("float32")
     y = np.tanh(x[:, :1] - x[:, 1:2]) + 0.05 * np.arange(rows)[:, None] / max(rows, 1)
@@ -29,36 +29,36 @@ def regression(rows: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def classification(rows: int, *, classes: int = CLASSES, seed: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs (rows, 6), float32, and labels (rows,), int32."""
+    """Return inputs (rows, 6), float32, and labels (rows,), int32."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(rows, WIDTH)).astype("float32")
     return x, (np.abs(x[:, 0] * 3 + x[:, 1]).astype("int32")) % classes
 
 
 def in_batches(*arrays: Any, size: int = BATCH) -> Iterator[Any]:
-    """Batches of the arrays' rows, as a generator that can be read once."""
+    """Yield batches of the arrays' rows."""
     for begin in range(0, len(arrays[0]), size):
         yield tuple(array[begin : begin + size] for array in arrays)
 
 
 def dense(*layers: Any, outputs: int = 1, activation: str | None = None, units: int = 8) -> Any:
-    """A model of inputs (batch, 6): Dense(units), the given layers, Dense(outputs)."""
+    """Return a model of inputs (batch, 6): Dense(units), the given layers, Dense(outputs)."""
     first, last = keras.layers.Dense(units, activation="tanh"), keras.layers.Dense(outputs, activation=activation)
     return keras.Sequential([keras.Input((WIDTH,)), first, *layers, last])
 
 
 def sgd(**options: Any) -> Any:
-    """SGD with momentum: its steps are as large as the gradients, so a wrong gradient shows in the weights."""
+    """Return SGD with momentum, whose steps are as large as the gradients, so a wrong gradient shows in the weights."""
     return keras.optimizers.SGD(**{"learning_rate": 0.1, "momentum": 0.9, **options})
 
 
 def deep() -> Any:
-    """A model with one more hidden layer than `dense()`."""
+    """Return a model with one more hidden layer than `dense()`."""
     return dense(keras.layers.Dense(8, activation="tanh"))
 
 
 def of_kind(kind: Any, **options: Any) -> Any:
-    """A model of a class, with the inputs and outputs of `dense`."""
+    """Return a model of a class, with the inputs and outputs of `dense`."""
     inner = dense(**options)
     return kind(inner.inputs, inner.outputs)
 
@@ -66,7 +66,7 @@ def of_kind(kind: Any, **options: Any) -> Any:
 def compiled(
     ctx: Context, make: Callable[[], Any] = dense, optimizer: Callable[[], Any] = sgd, loss: Any = "mse", **options: Any
 ) -> Any:
-    """A model and an optimizer, made and compiled in the scope."""
+    """Return a model and an optimizer, made and compiled in the scope."""
     with ctx.scope():
         model = make()
         model.compile(optimizer(), loss, **options)
@@ -74,7 +74,7 @@ def compiled(
 
 
 def variables(ctx: Context, named: Iterable[Any], prefix: str) -> dict[str, np.ndarray]:
-    """The values of variables on this worker, and how far its replicas' copies are apart (0 on one device)."""
+    """Return the values of variables on this worker, and how far its replicas' copies are apart (0 on one device)."""
     values: dict[str, np.ndarray] = {}
     spread = 0.0
     for index, variable in enumerate(named):

@@ -1,4 +1,4 @@
-"""The worker's side of the matrix: makes the strategy, runs a feature, writes its outcome."""
+"""The worker's side of the matrix, which makes the strategy, runs a feature and writes its outcome."""
 
 import functools
 import importlib
@@ -26,7 +26,7 @@ def prepare(*, baseline: bool, one_device: bool) -> dict[str, str]:
 
 
 def probe(*, baseline: bool, one_device: bool) -> bool:
-    """The replicas still reduce among each other after a feature failed."""
+    """Return whether the replicas still reduce among each other after a feature failed."""
     import tensorflow as tf
 
     if one_device:
@@ -77,7 +77,7 @@ def run(
 
 @functools.cache
 def _strategy(baseline: bool) -> Any:
-    """The one strategy of this process, made before any other TensorFlow operation."""
+    """Return the one strategy of this process, made before any other TensorFlow operation."""
     if baseline:
         import tensorflow as tf
 

@@ -15,18 +15,18 @@ BAD: tuple[Status, ...] = ("wrong", "error", "hang", "crash")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One feature under one column.
+    """A cell: one feature under one column.
 
     Attributes:
-        feature: the feature's name.
-        column: the column's name.
+        feature: the name of the feature.
+        column: the name of the column.
         baseline: whether this is plain TensorFlow and Keras, without tfdist.
-        status: "green", "wrong" (other numbers than one device), "error", "hang", "crash", "refused" (tfdist says
-            clearly that it does not do this) or "left out" (makes no sense under this column).
-        difference: largest relative difference; None where there is nothing to compare.
-        error: class name of the exception.
-        detail: which entry differs most, or the first lines of what went wrong.
-        seconds: how long the cell took.
+        status: "green", "wrong" (other numbers than one device), "error", "hang", "crash", "refused" (tfdist clearly
+            refuses to do this) or "left out" (makes no sense under this column).
+        difference: the largest relative difference; None if there is nothing to compare.
+        error: the class name of the exception.
+        detail: the entry that differs most, or the first lines of the error.
+        seconds: the time that the cell took.
     """
 
     feature: str
@@ -40,7 +40,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The cell in a table.
+        """The text of the cell in a table.
 
         Example:
             >>> Cell(feature="even", column="mirrored-2", status="wrong", difference=0.0171).text
@@ -74,10 +74,10 @@ class Report:
 
     Attributes:
         features: name -> summary, in the order of rows.
-        columns: names, in order.
-        cells: what was found, in any order.
-        versions: of TensorFlow, Keras, tfdist and Python.
-        seconds: how long the run took.
+        columns: the names of the columns, in order.
+        cells: the cells, in any order.
+        versions: the versions of TensorFlow, Keras, tfdist and Python.
+        seconds: the time that the run took.
     """
 
     features: Mapping[str, str]
@@ -100,9 +100,9 @@ class Report:
         """Return one cell, or None if it has not run.
 
         Args:
-            feature: its name.
-            column: its name.
-            baseline: whether plain TensorFlow's and Keras' cell is wanted.
+            feature: the name of the feature.
+            column: the name of the column.
+            baseline: whether to return the cell of plain TensorFlow and Keras.
         """
         found = (c for c in self.cells if (c.feature, c.column, c.baseline) == (feature, column, baseline))
         return next(found, None)
@@ -113,7 +113,7 @@ class Report:
         return tuple((c, b) for c in self.columns for b in (True, False) if (c, b) in present)
 
     def summary(self) -> str:
-        """Return one line per kind of cell: how many are green, and what the others are.
+        """Return one line per kind of cell, with the number of green cells and the others.
 
         Example:
             >>> cell = Cell(feature="even", column="mirrored-2", status="green", difference=0.0)
@@ -142,7 +142,7 @@ class Report:
         )
 
     def to_markdown(self) -> str:
-        """Return the table as it goes into a README, and the summary below it."""
+        """Return the table and the summary in Markdown, for a README."""
         lanes = self.lanes()
         heads = [f"{column} (plain)" if baseline else column for column, baseline in lanes]
         lines = ["| feature | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]

@@ -1,4 +1,4 @@
-"""Compares a training step of two replicas with that of one device, for versions that were not tested.
+"""The comparison of a training step of two replicas with that of one device, for untested versions.
 
 `tfdist/training/checks/untested.py` runs it with ``python -m`` in a process of its own. It exits with 0 if they agree;
 else it prints the difference or the error, and exits with 1.

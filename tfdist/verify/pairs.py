@@ -1,6 +1,6 @@
 """Rows that combine every two choices of optimizer, wrapper, model, step, loop and data: `tfdist verify --pairs`.
 
-They find what goes wrong only where two features meet. `FACTORS` are the choices, `covering` makes the rows, and each
+They find errors that occur only where two features meet. `FACTORS` are the choices, `covering` makes the rows, and each
 trains a small model. A new choice is a function and its entry in a table; `EXCLUDED` has pairs that do not go together.
 """
 
@@ -89,7 +89,7 @@ def _keeping() -> list[Any]:
 
 
 def _lookups(*, shared: bool = False) -> Any:
-    """A layer that looks up words and their positions."""
+    """Return a layer that looks up words and their positions."""
 
     class Lookups(keras.layers.Layer):
         def __init__(self) -> None:
@@ -290,7 +290,7 @@ _STEPS = {"steps_per_execution": 4, "compiled_steps": 2}
 
 
 def _own(model: Any, change: Callable[[Any, list[Any]], tuple[list[Any], dict[str, Any]]]) -> Any:
-    """The model with a train_step of a user's own, whose first call builds the optimizer."""
+    """Return the model with a train_step of a user's own, whose first call builds the optimizer."""
 
     class Own(keras.Model):
         def train_step(self, data: Any) -> dict[str, Any]:
@@ -417,5 +417,5 @@ _FEATURES = {entry.name: entry for entry in map(_feature, ROWS)}
 
 
 def features() -> dict[str, Feature]:
-    """A row for each combination, named by its choices joined by hyphens. Loads no TensorFlow."""
+    """Return a row for each combination, named by its choices joined by hyphens. Loads no TensorFlow."""
     return dict(_FEATURES)

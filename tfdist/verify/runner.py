@@ -1,4 +1,4 @@
-"""Runs the matrix: every feature on one device once, and in every column; compares; reports."""
+"""The runner of the matrix: every feature runs on one device once, and in every column, and is compared."""
 
 import contextlib
 import platform
@@ -44,19 +44,19 @@ def run(
 ) -> Report:
     """Run features under strategies and compare each with one device.
 
-    A cell that fails, hangs or kills its processes is reported as such, and the rest goes on. When this returns or
+    A cell that fails, hangs or kills its processes is reported as such, and the others still run. When this returns or
     raises, every process that it started has ended.
 
     Args:
-        features: rows, see `tfdist.verify.feature.select`; None takes all.
-        columns: see `tfdist.verify.column.select`.
-        baseline: run plain Keras and TensorFlow's own strategies as well.
-        jobs: how many columns run at the same time; one device counts as a column.
-        deadline_seconds: longest time for a cell, and for its processes to start, which have two minutes at least; None
-            takes each feature's own.
-        on_cell: called with each cell when it is there, from several threads.
+        features: the rows, see `tfdist.verify.feature.select`; None for all.
+        columns: the columns, see `tfdist.verify.column.select`.
+        baseline: whether to run plain Keras and TensorFlow's own strategies as well.
+        jobs: the number of columns that run at the same time; one device counts as a column.
+        deadline_seconds: the longest time in seconds for a cell, and for the start of its processes, which get at least
+            two minutes; None: each feature's own.
+        on_cell: a function that is called with each finished cell, from several threads.
     Returns:
-        The report, with a cell for every feature, column and, with ``baseline``, kind.
+        The report, with a cell for every feature and column, and with ``baseline`` for both kinds.
     Raises:
         ConfigError: ``jobs`` is less than 1.
 
@@ -84,7 +84,7 @@ def run(
 
 
 class FeatureSession(WorkerSession):
-    """Runs features in processes that it starts when they are needed, and again after a feature has ruined them."""
+    """A session that runs features in processes, started when needed, and again after a feature has broken them."""
 
     def __init__(
         self, directory: Path, *, column: Column | None, baseline: bool = False, deadline_seconds: float | None = None
@@ -166,7 +166,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 class _Matrix:
-    """The lanes of one run, and what they found so far."""
+    """The lanes of one run, and their results so far."""
 
     def __init__(
         self,
@@ -258,5 +258,5 @@ class _Matrix:
 
 
 def _key(entry: Feature, column: Column) -> _Key:
-    """The name of a reference: columns share it unless it depends on their layout."""
+    """Return the name of a reference: columns share it unless it depends on their layout."""
     return (entry.name, column.workers, column.replicas) if entry.per_layout else (entry.name, 1, 1)

@@ -1,4 +1,4 @@
-"""`tfdist bench codecs`: what gradient compression sends, costs and gains, codec beside codec."""
+"""`tfdist bench codecs`: the traffic, costs and gains of gradient compression, codec beside codec."""
 
 from pathlib import Path
 from typing import Any

@@ -25,7 +25,7 @@ def arguments_of(context: click.Context) -> tuple[str, ...]:
 
 
 def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """The options for a submitted command: without those that the submission took, and their values.
+    """Return the options of a submitted command, without those of the submission and their values.
 
     Example:
         >>> without_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "--sbatch=-p a"], ["--sbatch"])
@@ -45,7 +45,7 @@ def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 class Command(click.Command):
     """A command whose help has options in groups, examples, exit codes, and the page with the rest.
 
-    With ``tells_all``, ``--help-all`` also has the options for which one screen has no room.
+    With ``tells_all``, ``--help-all`` also shows the options that do not fit on one screen.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Command(click.Command):
 
 
 def _hidden(options: Sequence[click.Parameter], context: click.Context) -> list[tuple[str, str]]:
-    """The records of the options that a command's help leaves out."""
+    """Return the records of the options that a command's help leaves out."""
     shown = [copy.copy(one) for one in options if isinstance(one, click.Option) and one.hidden and one.help]
     for one in shown:
         one.hidden = False
@@ -122,7 +122,7 @@ def _tell_all(context: click.Context, _option: click.Parameter, value: bool) -> 
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Mapping[str, str]) -> None:
-    """Write command lines with their effects beside them, or below where the terminal is too narrow."""
+    """Write command lines with their effects beside them, or below if the terminal is too narrow."""
     if not examples:
         return
     width = max((len(line) for line, told in examples.items() if told), default=0)
@@ -191,6 +191,6 @@ class LazyGroup(Group):
 
 
 def lazy_group(package: str, table: Mapping[str, str], text: str) -> LazyGroup:
-    """The group of a sub-package; its command NAME is in the module GROUP_NAME."""
+    """Return the group of a sub-package; its command NAME is in the module GROUP_NAME."""
     name = package.rpartition(".")[2]
     return LazyGroup(name, package=package, modules=name + "_{}", table=table, help=text, context_settings=SETTINGS)

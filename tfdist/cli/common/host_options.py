@@ -1,4 +1,4 @@
-"""Translate the options of `tfdist run` about other hosts and about queued jobs."""
+"""The translation of the options of `tfdist run` about other hosts and about queued jobs."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ DEMANDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions:
-    """The options of `tfdist run` about other hosts and queued jobs; docs/cluster.md has those that the help hides."""
+    """The options of `tfdist run` about other hosts and queued jobs; docs/cluster.md describes the hidden ones."""
 
     dry_run: bool = option(False, "Print each process; start nothing.")
     hosts: str | None = option(
@@ -117,7 +117,7 @@ def show_launchers(context: click.Context, _option: click.Parameter, value: bool
 
 
 def launcher_of(name: str | None, hosts: str | None) -> Launcher:
-    """The requested launcher; ssh if only hosts are named."""
+    """Return the requested launcher; ssh if only hosts are named."""
     return LAUNCHERS[name or ("local" if hosts is None else "ssh")]
 
 
@@ -162,7 +162,7 @@ def _check_demand(launcher: Launcher, given: Mapping[str, Any]) -> None:
 
 
 def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
-    """Return the number of workers: as given, else 1, or as many as the hosts take beside a chief and its servers.
+    """Return the number of workers: as given, else 1, or the room of the hosts beside a chief and its servers.
 
     Example:
         >>> remote = Remote(hosts=parse_hosts("a:2,b:2"))
@@ -180,7 +180,7 @@ def require_places(config: LaunchConfig) -> None:
 
 
 def most_processes(config: LaunchConfig) -> int:
-    """The most processes that the job may have, chief and parameter servers included."""
+    """Return the most processes that the job may have, chief and parameter servers included."""
     return len(tasks(replace(config, workers=config.range[1])))
 
 

@@ -1,4 +1,4 @@
-"""Translate `tfdist run --engine kubernetes`: print or submit a job."""
+"""The translation of `tfdist run --engine kubernetes`, which prints or submits a job."""
 
 import os
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def request_of(context: click.Context, config: LaunchConfig, asked: HostOptions)
 
 
 def submit(context: click.Context, config: LaunchConfig, asked: HostOptions) -> int:
-    """Print what would be submitted, or submit it and follow it to its end; return the exit code."""
+    """Print the manifests, or submit them and follow the job to its end; return the exit code."""
     asked.require_no_sbatch()
     request = request_of(context, config, asked)
     if asked.dry_run:
@@ -101,7 +101,7 @@ def print_manifests(request: Request) -> None:
 
 
 def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:
-    """The options of files that the first pod writes, and their places here."""
+    """Return the options of files that the first pod writes, and their places here."""
     from tfdist.monitor.exporters.exporter import KINDS, parse_all  # which few ask for
 
     words: list[str] = []
@@ -135,7 +135,7 @@ def _given(name: str, passed: Sequence[str]) -> str:
 
 
 def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
-    """The command of a pod and the script to send along; a path that does not exist here is in the image."""
+    """Return the command of a pod and the script to send along; a path that does not exist here is in the image."""
     path = Path(config.target)
     if config.is_module or (path.is_absolute() and not path.exists()):
         return config.target, None
@@ -147,7 +147,7 @@ def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
 
 
 def _variables(passed: Sequence[str]) -> dict[str, str]:
-    """The variables that pods get: the named ones, and those of tfdist that hold on all hosts."""
+    """Return the variables for pods: the named ones, and the tfdist variables that hold on all hosts."""
     own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) or name in passed}
     kept = passed_on(own, tuple(passed))
     return {name: value for name, value in kept.items() if not name.startswith(POD_PREFIX)}

@@ -17,7 +17,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def field_options(
     kind: type, overrides: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 ) -> Callable[[_Function], _Function]:
-    """A decorator that adds an option for each field of `tfdist.options.option`."""
+    """Return a decorator that adds an option for each field of `tfdist.options.option`."""
 
     def decorated(function: _Function) -> _Function:
         for one, known in reversed(options_of(kind)):
@@ -29,7 +29,7 @@ def field_options(
 
 
 def _arguments(default: Any, known: Option) -> dict[str, Any]:
-    """The arguments of `click.option`; the dataclass checks ranges, with its own messages."""
+    """Return the arguments of `click.option`; the dataclass checks ranges, with its own messages."""
     given: dict[str, Any] = {"help": known.help or None, "envvar": known.variable, "hidden": known.is_hidden}
     if known.kind is bool:
         return {**given, "is_flag": True}
@@ -71,7 +71,7 @@ plot_option = click.option("--plot", metavar="FILE", type=OutputFile(path_type=P
 
 
 def write_json(text: str, path: str | None) -> None:
-    """Print a report where the path of ``--json`` is ``-``, or write it to the named file, if any."""
+    """Print a report if the path of ``--json`` is ``-``, or write it to the named file, if any."""
     if path == "-":
         click.echo(text)
     elif path:
@@ -83,7 +83,7 @@ def beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def completes(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """The shell completion of an option or argument that takes one of these names."""
+    """Return the shell completion of an option or argument that takes one of these names."""
     return lambda context, parameter, incomplete: beginning(names(), incomplete)
 
 

@@ -1,4 +1,4 @@
-"""A running command: progress on standard error, and signals that unwind the stack."""
+"""The display of a command's progress on standard error, and signals that unwind the stack."""
 
 import contextlib
 import signal
@@ -31,7 +31,7 @@ class Watch:
 class Line:
     """A line on the terminal that is rewritten when its text changes.
 
-    It has no spinner: that is a thread, and takes time from what the same process measures.
+    It has no spinner, whose thread would take time from measurements in the same process.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Line:
 
 
 def screen(width: int = 160, **options: Any) -> Console:
-    """Standard output; a pipe or a log has no width to obey, so no cell of a table is cut there."""
+    """Return a console on standard output; in a pipe or a log, no cell of a table is cut to a width."""
     return Console(width=None if sys.stdout.isatty() else width, **options)
 
 

@@ -1,4 +1,4 @@
-"""`tfdist data`: one file per subcommand: parse, call `tfdist.data`, show how far it is, print what was done."""
+"""`tfdist data`: one file per subcommand: parse, call `tfdist.data`, show the progress, print the result."""
 
 from tfdist.cli.common.command import lazy_group
 

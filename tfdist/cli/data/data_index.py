@@ -1,4 +1,4 @@
-"""`tfdist data index`: parse, call `tfdist.data`, print what the records hold."""
+"""`tfdist data index`: parse, call `tfdist.data`, print the features of the records."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`tfdist data info`: parse, call `tfdist.data`, print what a directory holds."""
+"""`tfdist data info`: parse, call `tfdist.data`, print the content of a directory."""
 
 import json
 from typing import Any

@@ -18,7 +18,7 @@ from tfdist.validation import as_bytes
 
 
 def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
-    """Bytes from a number with an optional unit."""
+    """Parse a number with an optional unit; return bytes."""
     try:
         return None if value is None else as_bytes(value)
     except ConfigError as error:
@@ -84,7 +84,7 @@ _MOST_LINES = 50
 
 
 def echo_some(lines: list[str], *, last: int) -> None:
-    """Print lines; of very many the first ones, and the last ones, which sum up."""
+    """Print lines; if there are very many, the first ones, and the last ones, which sum up."""
     details, summary = lines[: len(lines) - last], lines[len(lines) - last :]
     for line in details[:_MOST_LINES]:
         click.echo(line)

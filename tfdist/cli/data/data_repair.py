@@ -1,4 +1,4 @@
-"""`tfdist data repair`: parse, call `tfdist.data`, show how far it is, print what was done."""
+"""`tfdist data repair`: parse, call `tfdist.data`, show the progress, print the result."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tfdist data show`: parse, read examples by their numbers, print what they hold, draw their pictures."""
+"""`tfdist data show`: parse, read examples by their numbers, print their values, draw their pictures."""
 
 import json
 import sys

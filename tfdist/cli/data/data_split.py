@@ -1,4 +1,4 @@
-"""`tfdist data split`: parse, call `tfdist.federated`, show how far it is, print who has how much."""
+"""`tfdist data split`: parse, call `tfdist.federated`, show the progress, print the size of each client's data."""
 
 from typing import Any
 

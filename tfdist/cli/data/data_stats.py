@@ -1,4 +1,4 @@
-"""`tfdist data stats`: parse, call `tfdist.data`, show how far it is, print statistics."""
+"""`tfdist data stats`: parse, call `tfdist.data`, show the progress, print statistics."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`tfdist data verify`: parse, call `tfdist.data`, show how far it is, print what was found."""
+"""`tfdist data verify`: parse, call `tfdist.data`, show the progress, print the faults."""
 
 import json
 import sys

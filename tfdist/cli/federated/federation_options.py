@@ -70,7 +70,7 @@ def require_cryptography() -> None:
 
 
 def sums_of(app: "App", secure: bool) -> "SecureSums | None":
-    """The application's settings of secure aggregation, or the usual ones if it is asked for."""
+    """Return the application's settings of secure aggregation, or the usual ones if it is asked for."""
     from tfdist.federated import SecureSums
 
     return app.secure or (SecureSums() if secure else None)

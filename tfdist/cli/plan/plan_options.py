@@ -38,7 +38,7 @@ _OPTIONS = (
 
 
 def plan_options(function: _Function) -> _Function:
-    """A decorator that adds the options."""
+    """Return a decorator that adds the options."""
     for one in reversed(_OPTIONS):
         function = one(function)
     return function

@@ -157,7 +157,7 @@ def _require_sense(context: click.Context, *, has_script: bool) -> None:
 
 
 def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:
-    """The columns whose packages are installed; name the others, or refuse them if they were requested."""
+    """Return the columns whose packages are installed; name the others, or refuse them if they were requested."""
     missing = [column for column in columns if not strategy_table.get(column.strategy).is_installed]
     for needs in dict.fromkeys(strategy_table.get(column.strategy).needs for column in missing):
         assert needs is not None

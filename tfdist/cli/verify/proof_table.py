@@ -28,7 +28,7 @@ _KINDS = {"slot": "optimizer slot", "log": "log or metric"}
 def jobs(
     names: Sequence[str], options: Mapping[str, Any], script: tuple[str, ...], *, is_module: bool, **settings: Any
 ) -> list[Job]:
-    """A job for each named strategy and column; two mirrored replicas by default."""
+    """Return a job for each named strategy and column; two mirrored replicas by default."""
     given = {name: str(value) for name, value in options.items() if value is not None}
     chosen: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = []
     for name in names or ["multi-worker" if "-n" in given else "mirrored"]:

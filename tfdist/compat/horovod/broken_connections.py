@@ -1,4 +1,4 @@
-"""Ends the process in an orderly way where a dead Horovod peer would end it by SIGABRT.
+"""The orderly end of a process that a dead Horovod peer would end by SIGABRT.
 
 Horovod 0.28.1: when a connection breaks, the background thread ends its process sets (`BackgroundThreadLoop` in
 horovod/common/operations.cc). Their connections are broken too, and nothing catches the `gloo::IoException` that they
@@ -15,7 +15,7 @@ _kept: list[object] = []  # what C++ calls has to live as long as the process
 
 
 def in_place_of_abort(act: Callable[[], None]) -> None:
-    """Call a function, which has to end the process, on an uncaught gloo error.
+    """Call a function, which must end the process, on an uncaught gloo error.
 
     Other C++ exceptions, and C++ libraries other than GCC's, behave as before.
     """

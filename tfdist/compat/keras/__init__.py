@@ -1,1 +1,1 @@
-"""Private names of Keras: its trainer, and what it calls in a step."""
+"""Private names of Keras: its trainer, and the parts that it calls in a step."""

@@ -1,4 +1,4 @@
-"""The fields of Keras' callbacks that hold what they have learnt from the training so far.
+"""The fields of Keras' callbacks that hold their state of the training so far.
 
 Private names, read in Keras 3.15.1 (`keras/src/callbacks/`): the fields in `_FIELDS`, since callbacks cannot export
 their state and most reset it in `on_train_begin`; `ModelCheckpoint._get_file_path`, `BackupAndRestore._weights_path`
@@ -23,7 +23,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 
 
 def state(callback: keras.callbacks.Callback) -> dict[str, Any] | None:
-    """Return what a callback of Keras', or one derived from it, has learnt; None if it is no such callback."""
+    """Return the state of a callback of Keras, or of a class derived from one; None for other callbacks."""
     if isinstance(callback, keras.callbacks.CSVLogger):
         return _csv_state(callback)
     names = [name for kind, names in _FIELDS.items() if isinstance(callback, kind) for name in names]
@@ -32,7 +32,7 @@ def state(callback: keras.callbacks.Callback) -> dict[str, Any] | None:
 
 
 def set_state(callback: keras.callbacks.Callback, found: dict[str, Any]) -> None:
-    """Let a callback know what `state` returned; after its `on_train_begin`."""
+    """Restore a result of `state` into a callback; to be called after its `on_train_begin`."""
     if isinstance(callback, keras.callbacks.CSVLogger):
         callback.keys = found["keys"]
         return
@@ -46,14 +46,14 @@ def set_state(callback: keras.callbacks.Callback, found: dict[str, Any]) -> None
 
 
 def go_on_writing(logger: keras.callbacks.CSVLogger, found: dict[str, Any]) -> None:
-    """Let a logger go on where it stood: rows of epochs that are trained again go. Before its `on_train_begin`."""
+    """Let a logger continue, without rows of epochs that are trained again; to be called before `on_train_begin`."""
     if os.path.isfile(logger.filename) and os.path.getsize(logger.filename) >= found["bytes"]:
         os.truncate(logger.filename, found["bytes"])
     logger.append = True
 
 
 class NoPath(str):
-    """The path of a file that another worker writes: a save to it takes part, and writes nothing."""
+    """The path of a file that another worker writes: a save to it participates, but writes nothing."""
 
 
 def let_take_part(callback: keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) -> None:
@@ -99,7 +99,7 @@ def _csv_state(logger: keras.callbacks.CSVLogger) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers as Python's; what may change later as a copy."""
+    """Return numbers as Python numbers, and values that may change later as copies."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Keras' `fit` while it runs: its epochs, and how to enter one in its middle.
+"""Access to a running `fit` of Keras: its epochs, and the entry into the middle of an epoch.
 
 Private names, read in Keras 3.15.1 (`keras/src/trainers/epoch_iterator.py`, `backend/tensorflow/trainer.py`):
 
@@ -32,7 +32,7 @@ _FIT_NAMES = {"self", "callbacks", "epochs", "initial_epoch", "epoch_iterator", 
 
 @dataclass(frozen=True)
 class Fit:
-    """A call of `fit` that is running; `validation` is the x of the validation data that the user passed, or None."""
+    """A running call of `fit`; `validation` is the x of the user's validation data, or None."""
 
     callbacks: keras.callbacks.CallbackList
     epochs: int
@@ -47,7 +47,7 @@ class Fit:
 
     @property
     def batch_size(self) -> int | None:
-        """Examples of a whole batch, where it is known."""
+        """The number of examples in a whole batch, if it is known."""
         return keras_model.batch_size_of(self.epoch_iterator)
 
     def batches_taken(self, ahead: int = 0) -> int:
@@ -99,7 +99,7 @@ def _list_being_made() -> Any:
 
 
 def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -> None:
-    """Let the next epoch begin behind its first ``step`` steps; its data have been moved there."""
+    """Let the next epoch begin after its first ``step`` steps, to which its data have been moved."""
     iterator = fit.epoch_iterator
     if has_ended and fit.steps is None:
         _once(iterator, lambda: _end(iterator, step))
@@ -137,7 +137,7 @@ def _once(iterator: Any, steps: Callable[[], Iterator[Any]]) -> None:
 
 
 def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
-    """Yield what Keras' `_enumerate_iterator` yields, from a step on."""
+    """Yield the items of Keras' `_enumerate_iterator` from a step on."""
     iterator.data_adapter.on_epoch_begin()
     iterator._current_iterator = iter(iterator._get_iterator())
     iterator._steps_seen = seen
@@ -201,7 +201,7 @@ def _replayed(iterator: Any, epochs: int, first: int, whole: bool, at_once: int)
 
 
 def _take(batches: Iterator[Any], count: int) -> None:
-    """Take some batches; raise StopIteration where there is none, as a step does."""
+    """Take some batches; raise StopIteration if there is none, as a step does."""
     if next(batches, None) is None:
         raise tf.errors.OutOfRangeError(None, None, "the input has ended")
     for _ in range(count - 1):

@@ -1,4 +1,4 @@
-"""Intercepts a script's `fit` and takes the batches that it begins with.
+"""The interception of a script's `fit`, which takes its first batches.
 
 Private names, read in Keras 3.15.1: `TFEpochIterator` (`keras/src/backend/tensorflow/trainer.py`) batches whatever
 `fit` takes; `train_validation_split` (`keras/src/trainers/data_adapters/array_slicing.py`). `keras.Model.fit` is
@@ -44,7 +44,7 @@ def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]
 
 
 def batches_of_fit(arguments: dict[str, Any]) -> Any:
-    """Return Keras' adapter of what `fit` was given, whose `get_tf_dataset` has the global batches of one device."""
+    """Return Keras' adapter of the input of `fit`, whose `get_tf_dataset` has the global batches of one device."""
     taken = {name: arguments[name] for name in _TAKEN}
     if arguments["validation_split"] and arguments["validation_data"] is None:
         data = tuple(arguments[name] for name in ("x", "y", "sample_weight"))

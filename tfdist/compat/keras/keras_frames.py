@@ -1,4 +1,4 @@
-"""Tells calls from Keras' own code from calls of the user's code.
+"""The distinction between calls from Keras' own code and calls from the user's code.
 
 A user's loop may call a strategy freely. A `fit`, `evaluate` or `predict` that tfdist did not recognise would silently
 train as under TensorFlow's strategies, to other weights. So only the module of a calling frame counts here, which no
@@ -24,7 +24,7 @@ _PACKAGES = ("keras", "tf_keras")
 
 
 def calling_keras_function(callee: Any) -> str | None:
-    """The Keras function that called a method of this object, if any, past frames of the object and of TensorFlow."""
+    """Return the Keras function that called a method of this object, if any; frames of TensorFlow are skipped."""
     for frame in frames():
         package = _package(frame)
         if package == "tensorflow" or (frame.f_code.co_varnames and _first_argument(frame) is callee):
@@ -50,7 +50,7 @@ def refuse(what: str, *, seen: str) -> UnsupportedError:
 
 
 def code_of(method: Any) -> CodeType:
-    """Return the code of a method of Keras, behind the wrapper that shortens its tracebacks."""
+    """Return the code of a Keras method inside the wrapper that shortens its tracebacks."""
     while hasattr(method, "__wrapped__"):
         method = method.__wrapped__
     return method.__code__

@@ -1,4 +1,4 @@
-"""Keras' trainer: the model that is training, how it is built, and its private state.
+"""Keras' trainer: the training model, its building, and its private state.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, `keras/src/trainers/trainer.py`):
 
@@ -88,7 +88,7 @@ def given_callbacks(model: keras.Model) -> list[Any]:
 
 
 def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None:
-    """The callbacks of this model's running `fit`, `evaluate` or `predict`; None in `train_on_batch` and user loops."""
+    """Return the callbacks of the running `fit`, `evaluate` or `predict`; None in `train_on_batch` and user loops."""
     have_callbacks = [keras_calls.code_of(getattr(TensorFlowTrainer, name)) for name in ("fit", "evaluate", "predict")]
     for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_locals.get("self") is model:
@@ -102,7 +102,7 @@ def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None
 
 
 def data_of_calling_step() -> Any:
-    """The batch of the running `train_step`, or None: an optimizer sees gradients, not the number of examples."""
+    """Return the batch of the running `train_step`, or None; an optimizer does not see the number of examples."""
     for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_code.co_name == "train_step" and isinstance(frame.f_locals.get("self"), TensorFlowTrainer):
             names = frame.f_code.co_varnames[: frame.f_code.co_argcount]  # a `train_step` of the user's may have others
@@ -370,7 +370,7 @@ def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def global_seed_generator() -> keras.random.SeedGenerator:
-    """The generator behind unseeded random numbers. Making it draws from Python's generator, which is put back."""
+    """Return the generator of unseeded random numbers; the state of Python's generator, which seeds it, is restored."""
     before = random.getstate()
     try:
         return seed_generator.global_seed_generator()

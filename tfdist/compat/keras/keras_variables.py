@@ -1,4 +1,4 @@
-"""The TensorFlow variable behind a Keras variable, and what is known of one that is being created.
+"""The TensorFlow variable behind a Keras variable, and facts about a variable that is being created.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`, `name_scope.py`): `Variable._value`;
 `Variable._initialize_with_initializer`, whose frame alone has the shape and initializer of a new variable;
@@ -88,7 +88,7 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
 
 
 def states(model: keras.Model) -> list[keras.Variable]:
-    """The variables that layers may change by themselves in a training step, such as moving statistics.
+    """Return the variables that layers may change by themselves in a training step, such as moving statistics.
 
     Frozen weights and the states of seed generators are not among them.
     """
@@ -110,7 +110,7 @@ def states_of_users(model: keras.Model) -> set[int]:
 
 
 def persistent_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return what training goes on from: weights, the states of seed generators, and the optimizers' variables."""
+    """Return the state of training: weights, the states of seed generators, and the optimizers' variables."""
     seeds = [generator.state for generator in seed_generators(model)]
     slots = [variable for optimizer in keras_model.optimizers(model) for variable in optimizer.variables]
     unique = {id(variable): variable for variable in [*model.weights, *seeds, *slots]}

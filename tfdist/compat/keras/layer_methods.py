@@ -49,7 +49,7 @@ def creating_variable() -> bool:
 
 
 def may_add_losses(layer: keras.layers.Layer) -> bool:
-    """Tell whether a layer may add a loss that is no mean over examples, as those of Keras' own regularizers are."""
+    """Return whether a layer may add a loss that is neither a mean over examples nor one of Keras' regularizers."""
     regularizer = getattr(layer, "activity_regularizer", None)
     own = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
     if regularizer is not None and type(regularizer) not in own:

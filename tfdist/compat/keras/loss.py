@@ -17,12 +17,12 @@ from keras.src.losses import loss as keras_loss
 
 
 class Parts(NamedTuple):
-    """A loss before its reduction.
+    """The values of a loss before its reduction.
 
     Attributes:
-        values: weighted and masked values, any shape.
+        values: the weighted and masked values, of any shape.
         counts: ``(elements, mask size, valid mask entries)``; the last two are None without a mask.
-        weight_sum: sum of the weights and mask; None without either.
+        weight_sum: the sum of the weights and mask; None without either.
     """
 
     values: tf.Tensor
@@ -42,7 +42,7 @@ def is_of_keras(loss: Any) -> bool:
 
 
 def compares_examples(loss: Any) -> bool:
-    """Tell whether a loss of Keras' own combines several examples of a batch in one value."""
+    """Return whether a loss of Keras combines several examples of a batch in one value."""
     if isinstance(loss, keras.losses.Circle):
         return True
     if isinstance(loss, (keras.losses.Dice, keras.losses.Tversky)):

@@ -23,7 +23,7 @@ class Weigh(Protocol):
     def __call__(
         self, metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """A metric's number, made by `compute` of `given`, and its weight; None outside a step."""
+        """Return a metric's number, made by `compute` of `given`, and its weight; None outside a step."""
 
 
 def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:

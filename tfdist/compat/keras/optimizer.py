@@ -52,7 +52,7 @@ def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:
 
 
 def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Return those that an optimizer hands gradients on to: what loss scaling wraps, or a `MultiOptimizer`'s."""
+    """Return the optimizers to which one passes gradients: the one that loss scaling wraps, or a `MultiOptimizer`'s."""
     if isinstance(optimizer, MultiOptimizer):
         return list(optimizer.optimizers)
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -80,7 +80,7 @@ def clips(optimizer: Optimizer | None) -> bool:
 
 
 def of_whole_variables(optimizer: Optimizer) -> str | None:
-    """The name of an optimizer, itself or wrapped, that may look at a whole variable; a `MultiOptimizer` is one."""
+    """Return the name of an optimizer, itself or wrapped, that may look at whole variables, or a `MultiOptimizer`."""
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
     unknown = [one for one in updating(optimizer) if not updates_elements(one)]
@@ -206,7 +206,7 @@ def variables_of_updates(optimizer: Optimizer) -> list[Any]:
 
 
 def not_decayed(optimizer: Optimizer) -> tuple[list[str], bool]:
-    """The patterns given to `exclude_from_weight_decay`, and whether variables were; the configuration has neither."""
+    """Return the patterns given to `exclude_from_weight_decay`, and whether variables were given to it."""
     own = vars(optimizer)
     pattern = own.get("_exclude_from_weight_decay_pattern")
     return [] if pattern is None else [pattern.pattern], bool(own.get("_exclude_from_weight_decay"))

@@ -1,4 +1,4 @@
-"""Keras' stateless scope: runs a step without changing a variable, and learns what it would have changed.
+"""Keras' stateless scope, which runs a step without changing a variable, and records its changes.
 
 Private names, read in Keras 3.15.1: `StatelessScope.get_current_value` and `add_update`
 (`keras/src/backend/common/stateless_scope.py`), which variables call for every read and assignment. Keras expects a
@@ -85,7 +85,7 @@ class CapturedUpdates(Updates):
         return keras_variables.value_of(variable) if value is None else value
 
     def get_current_value(self, variable: Any) -> Any:
-        """Return what a read of the variable gives."""
+        """Return the result of reading the variable."""
         if not self._updating:
             self.needed = max(self.needed, self._changed_by.get(id(variable), 0))
         value = self.present_value(variable)
@@ -118,7 +118,7 @@ def initialise_made() -> None:
 
 
 def table_on_servers(layer: keras.layers.Embedding) -> Any:
-    """The variable in which an embedding may look up rows; None if it does more, or the scope has another value."""
+    """Return the variable in which an embedding looks up rows; None if it does more, or the scope has another value."""
     table, scope = keras_layers.embeddings_of(layer), get_stateless_scope()
     if table is None or scope is None or scope.get_current_value(vars(layer)["_embeddings"]) is table:
         return table

@@ -58,7 +58,7 @@ not_converted = autograph_artifact
 
 
 def local_devices(kinds: tuple[str, ...]) -> list[str]:
-    """Names of this process's devices of these kinds, in order; TensorFlow lists those of every worker of a cluster."""
+    """Return the names of this process's devices of these kinds, in order; TensorFlow lists those of all workers."""
     specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
     mine = [spec for spec in specs if spec.device_type in kinds and (spec.task or 0) == this_task()]
     ordered = sorted(mine, key=lambda spec: (kinds.index(spec.device_type), spec.device_index))
@@ -85,7 +85,7 @@ def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bo
 
 
 def new_group_key(*, within_worker: bool) -> int:
-    """The first of a block of unused collective group keys; all workers draw in the order of their strategies."""
+    """Return the first of a block of unused collective group keys; all workers draw in the same order."""
     base = next(_key_blocks) * _KEYS_PER_STRATEGY
     return base + (1 + this_task()) * _KEYS_PER_WORKER if within_worker else base
 
@@ -114,7 +114,7 @@ class ReduceInReplicas(HasServices):
         return self.services.collectives[replica_context._replica_id].all_gather(tensor, key=label)
 
     def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """The sum over replicas of rows of any number; TensorFlow's own reductions are bound to their first shape."""
+        """Return the sum over replicas of any number of rows; TensorFlow's reductions keep their first shape."""
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():
             return replica_contexts.own_all_reduce(replica_context)(tf.distribute.ReduceOp.SUM, tensor)
@@ -298,7 +298,7 @@ def equalise_copies(variable: Any) -> None:
 
 
 def values_of_copies(variable: Any) -> list[Any]:
-    """The value of each copy of a variable in this process, summed if copies are added up. All workers call it."""
+    """Return the value of each local copy of a variable, summed if copies are added up. All workers call it."""
     if isinstance(variable, values.SyncOnReadVariable):
         return [tf.convert_to_tensor(variable)]
     return [tf.convert_to_tensor(copy) for copy in copies(variable)]
@@ -338,7 +338,7 @@ def replica_index() -> int:
 
 
 def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[Any]]:
-    """A reduction over replicas without a gradient, with results one by one; the public one returns all at once."""
+    """Return a reduction over replicas without a gradient, with results one by one."""
     extended = replica_context.strategy.extended
     if extended._use_merge_call():
         return replica_contexts.own_all_reduce(replica_context)

@@ -43,7 +43,7 @@ def chief_value(
     given: dict[str, Any],
     compare: Callable[[str, Sequence[int], tf.DType], None],
 ) -> Any:
-    """The chief's value by TensorFlow's broadcast, also in dtypes that it does not send (bfloat16, small integers)."""
+    """Return the chief's value by TensorFlow's broadcast, also in dtypes that it cannot send."""
     path = keras_variables.path_of_new_variable(given.get("name") or "a variable")
 
     def made() -> tf.Tensor:
@@ -70,7 +70,7 @@ def _carrier(dtype: tf.DType) -> tf.DType:
 
 
 def for_step(like: Any, value: tf.Tensor) -> tf.Variable:
-    """A variable of this step that stands for another one, to tapes and to optimizers."""
+    """Return a variable of this step that stands for another one, to tapes and to optimizers."""
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=like.shape, shared_name=context.anonymous_name())
     if tf.executing_eagerly():
         data = handle_data_util.create_handle_data(tf.TensorShape(like.shape), value.dtype)

@@ -101,7 +101,7 @@ def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) 
 
 
 def _size_outside(part: tf.Tensor, function: Any, call: tf.Operation) -> Any:
-    """The number of elements of a tensor in a called function, if its arguments (as of a backward pass) tell."""
+    """Return the number of elements of a tensor in a called function, if its arguments (as of a backward pass) tell."""
     if (known := part.shape.num_elements()) is not None:
         return known
     while part.op.type in _HAND_ON:
@@ -370,7 +370,7 @@ def _needed(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _shape_of_source(tensor: tf.Tensor) -> tf.TensorShape:
-    """The shape of a tensor from elsewhere, if only the number of examples (its first axis) is unknown."""
+    """Return the shape of a tensor from elsewhere, if only the number of examples (its first axis) is unknown."""
     shape, op = tensor.shape, tensor.op
     if not shape.rank or op.type == "ReadVariableOp" or _outside(tensor) is not None:
         return shape

@@ -17,12 +17,12 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def held(value: Any) -> NDArray[Any]:
-    """The present value of a variable; the array keeps it when the variable changes."""
+    """Return the present value of a variable; the array keeps it when the variable changes."""
     return _array(tf.convert_to_tensor(value))
 
 
 def holder(variables: Sequence[Any]) -> Callable[[], list[NDArray[Any]]]:
-    """A function that holds the present values of variables as `held` does, in a third of the time.
+    """Return a function that holds the present values of variables as `held` does, in a third of the time.
 
     One TensorFlow call reads all variables of this process; those in parts or on parameter servers are read one by one.
     """

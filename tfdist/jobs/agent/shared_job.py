@@ -143,8 +143,7 @@ class _Relay:
 
 @dataclass(kw_only=True)
 class Job:
-    """The state that all starts share. `step_seconds` and `addresses` are of the last start; `key` identifies
-    workers."""
+    """The state that all starts share; `step_seconds` and `addresses` are the last one's, `key` identifies workers."""
 
     config: LaunchConfig
     guard: Guard

@@ -47,8 +47,7 @@ class Output(Protocol):
 
 @dataclass(kw_only=True)
 class Screen:
-    """An output to file descriptors by stream (1 and 2), for any thread. `terminals` are streams with a movable
-    cursor."""
+    """An output to file descriptors by stream (1 and 2), for any thread. `terminals` are streams with a cursor."""
 
     descriptors: dict[int, int]
     terminals: frozenset[int]

@@ -50,8 +50,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A hang: no worker makes progress. `worker` is the one that the others wait for, if known; `since` is a clock
-    time."""
+    """A hang: no worker makes progress. The others wait for `worker`, if it is known; `since` is a clock time."""
 
     worker: int | None
     text: str

@@ -1,1 +1,1 @@
-"""Shares that follow the speed of workers: what is measured, decided and changed."""
+"""Shares that follow the speed of workers: measurements, decisions and changes."""

@@ -26,30 +26,31 @@ _BEGIN, _GRADIENTS, _END = (int(one) - STAMPS[0] for one in (Column.GRAPH_BEGIN,
 
 
 class BalanceShares(keras.callbacks.Callback):
-    """Gives each worker as many rows of every batch as it computes in the time of the others.
+    """A callback that gives each worker as many rows of every batch as it computes in the time of the others.
 
-    Every ``every`` batches, workers compare how long they have computed: from the begin of a step to the last gradient
-    of their own, without waiting for each other. Rows then move from slow workers to fast ones, until the longest
-    computing time would fall by less than 5 %. While nothing moves they compare less often, up to eight times. All
-    workers decide alike. The batch size stays, a step is not traced again, and each example comes once per epoch.
+    Every ``every`` batches, workers compare their computing times: from the begin of a step to their own last gradient,
+        without the wait for each other. Rows then move from slow workers to fast ones, until the longest computing time
+        would fall by less than 5 %. While nothing moves, workers compare less often, down to an eighth. All workers
+        decide alike. The batch size stays, a step is not traced again, and each example comes once per epoch.
 
     Guaranteed: the numbers of one device, up to the rounding of sums, whatever the shares. A worker that waits for its
-    input keeps its rows, and a warning names it. Where computing cannot be told from waiting, one warning says why,
-    and shares stay: on GPUs, with BatchNormalization(synchronized=True), with sharded weights, in pipelines, and for
-    the replicas of a single process. On one worker it does nothing.
+    input keeps its rows, and a warning names it. Where computing cannot be told from waiting, one warning gives the
+    reason, and shares stay: on GPUs, with BatchNormalization(synchronized=True), with sharded weights, in pipelines,
+    and for the replicas of a single process. On one worker it does nothing.
 
     Args:
-        every: batches between two comparisons, eight times as many at most; more calm the measurement.
+        every: the number of batches between two comparisons, which grows to at most eight times this number; more
+            batches give a steadier measurement.
         max_change: the largest part of the batch that moves in one change, above 0 and at most 1.
-        memory: the most rows of a batch that fit into a worker's memory: one number for all, or one for each worker.
-            None: any.
+        memory: the largest number of rows of a batch that fit into a worker's memory: one for all workers, or one for
+            each. None: no limit.
 
     Attributes:
-        changes: pairs of a number of batches and the rows of each worker from there on.
+        changes: pairs of a number of batches and the rows of each worker from that batch on.
 
     Raises:
-        ConfigError: a number out of its range; in `fit`, ``memory`` for another number of workers, or too little for
-            the batch.
+        ConfigError: a number is out of range. In `fit`: ``memory`` is given for another number of workers, or is too
+            small for the batch.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -60,7 +61,7 @@ class BalanceShares(keras.callbacks.Callback):
         []
 
     Source: S. Tyagi and P. Sharma, "Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching",
-    2020. There a controller is proportional to the error; here speeds are known, and a change is limited instead.
+    2020. Their controller is proportional to the error; here speeds are known, and a change is limited instead.
     """
 
     #: a `fit` that is given this callback makes an input of which the shares can change
@@ -86,7 +87,7 @@ class BalanceShares(keras.callbacks.Callback):
         self._since = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look at the strategy, and begin to measure."""
+        """Examine the strategy, and begin to measure."""
         step_clock().detach(self._waits)  # of a `fit` that was interrupted
         self._rows, self._former, self._windows, self._since, self._unchanged = None, None, [], 0, 0
         strategy = self.model.distribute_strategy
@@ -113,7 +114,7 @@ class BalanceShares(keras.callbacks.Callback):
         step_clock().attach(self._waits)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare what workers have measured, when it is due."""
+        """Compare the measurements of workers, when a comparison is due."""
         self._batches += self._in_a_call
         self._since += self._in_a_call
         if self._former is not None:
@@ -125,14 +126,14 @@ class BalanceShares(keras.callbacks.Callback):
             self._compare(self._rows)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Measure no longer."""
+        """Stop measuring."""
         step_clock().detach(self._waits)
         self._input = None
         if self._former is not None:
             self._note_change(self._former)
 
     def get_state(self) -> dict[str, Any]:
-        """The shares and the windows that they follow from, which `BackupAndRestore` keeps."""
+        """Return the shares and the windows from which they follow, for `BackupAndRestore`."""
         windows = [[list(one.rows), list(one.computing), list(one.input)] for one in self._windows]
         found: dict[str, Any] = {"batches": self._batches, "rows": list(self._rows or ()), "windows": windows}
         found["unchanged"] = self._unchanged
@@ -141,7 +142,7 @@ class BalanceShares(keras.callbacks.Callback):
         return found
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Resume with the shares of a state, where there are as many workers."""
+        """Resume with the shares of a state, if the number of workers is the same."""
         self._batches = int(state["batches"])
         if self._rows is None or len(self._rows) != len(state["rows"]):
             return
@@ -179,7 +180,7 @@ class BalanceShares(keras.callbacks.Callback):
             self._note_change(rows)
 
     def _note_change(self, former: tuple[int, ...]) -> None:
-        """Tell of a change where it holds from the next batch on; measure from there."""
+        """Report a change that holds from the next batch on, and measure from there."""
         assert self._rows is not None
         if self._changes_at is not None:
             return
@@ -212,7 +213,7 @@ class BalanceShares(keras.callbacks.Callback):
         self._waits.taken()
 
     def _measured(self) -> tuple[float, float]:
-        """Median seconds of computing and of waiting for input since the last look; 0 for what was not seen."""
+        """Return the median seconds of computing and of waiting for input since the last look; 0 if not seen."""
         count, ring = step_timestamps.taken()
         fresh = min(count - self._seen, len(ring))
         self._seen = count
@@ -256,7 +257,7 @@ class BalanceShares(keras.callbacks.Callback):
 
 
 class MeasuredShares(BalanceShares):
-    """Measures shares once, at the start of training, and then leaves them: ``shares="measured"`` of a strategy."""
+    """A callback that measures shares once, at the start of training, for ``shares="measured"`` of a strategy."""
 
     def __init__(self) -> None:
         super().__init__(every=10, max_change=1.0)

@@ -1,4 +1,4 @@
-"""The edges of shares that move while an input is read: a tensor that the input's graph reads for each batch."""
+"""The edges of shares that move while an input is read, as a tensor that the input's graph reads for each batch."""
 
 import itertools
 
@@ -11,7 +11,7 @@ _numbers = itertools.count()
 
 
 class Edges:
-    """The shares of each batch of an epoch, of which a graph reads the `Shares.edges`.
+    """The shares of each batch of an epoch; a graph reads their `Shares.edges`.
 
     The number of a batch decides, not the time at which it is cut, so workers may cut batches ahead, each as far as it
     gets, as long as no change holds from a batch that one of them may have cut.
@@ -30,22 +30,22 @@ class Edges:
         return self._changes[-1][0]
 
     def change(self, shares: Shares, batch: int, *, position: int) -> None:
-        """Let shares hold from a batch on, where so many batches were taken; those taken are cut no more."""
+        """Let shares hold from a batch on, at this position of taken batches, which are not cut again."""
         changes = [*self._changes, (batch, shares)]
         needed = max(place for place, (first, _) in enumerate(changes) if first <= position)
         self._set(changes[needed:])
 
     def resume(self, former: Shares, shares: Shares, batch: int) -> None:
-        """Let shares hold from a batch on, and former ones before."""
+        """Let shares hold from a batch on, and former shares before it."""
         self._set([(0, former), (batch, shares)])
 
     def begin(self) -> None:
-        """Begin an epoch, all of whose batches are cut by the last shares."""
+        """Begin an epoch, whose batches are all cut by the last shares."""
         if self.changes_at:
             self._set([(0, self._changes[-1][1])])
 
     def read(self, batch: tf.Tensor) -> tf.Tensor:
-        """The edges of a batch, an int64 scalar, in a graph."""
+        """Return the edges of a batch, an int64 scalar, in a graph."""
         table = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int32)
         begun = tf.math.count_nonzero(table[:, 0] <= tf.cast(batch, tf.int32), dtype=tf.int32)
         return tf.ensure_shape(table[begun - 1, 1:], [self._length])

@@ -23,9 +23,9 @@ class Window:
     """The measurements of workers in some steps with the same shares.
 
     Attributes:
-        rows: the rows of a batch that each worker has.
-        computing: median seconds from the beginning of a step to the worker's last gradient.
-        input: median seconds for which a step has waited for its batch.
+        rows: the number of rows of a batch that each worker has.
+        computing: the median seconds from the beginning of a step to the worker's last gradient.
+        input: the median seconds for which a step has waited for its batch.
     """
 
     rows: tuple[int, ...]
@@ -35,7 +35,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Decision:
-    """The rows of each worker from now on; the worker whose input is slow, which fewer rows would not cure."""
+    """The rows of each worker from now on, and the worker whose input is slow, which fewer rows would not cure."""
 
     rows: tuple[int, ...]
     slow_input: int | None = None
@@ -44,10 +44,10 @@ class Decision:
 def decide(
     history: Sequence[Window], rows: tuple[int, ...], *, max_change: float, most_rows: Sequence[int] | None = None
 ) -> Decision:
-    """The rows that follow from the last windows of the history, as far as they are of the present rows.
+    """Return the rows that follow from the last windows of the history that have the present rows.
 
-    The sum of rows stays. At most ``max_change`` of it moves. No worker gets more than ``most_rows``, which fit into
-    its memory.
+    The sum of rows stays. At most the part ``max_change`` of it moves. No worker gets more than ``most_rows``, which
+    fit into its memory.
 
     Example:
         >>> decide([Window((8, 8), (0.1, 0.4), (0.0, 0.0))], (8, 8), max_change=0.5)
@@ -74,9 +74,9 @@ def decide(
 
 
 def interval(every: int, unchanged: int) -> int:
-    """Steps until the next comparison, after so many in turn that left shares alone: up to eight times as many.
+    """Return the steps until the next comparison, after this many comparisons in a row without a change.
 
-    A comparison waits for all workers once, which short steps of equal workers would feel.
+    The result is at most eight times ``every``. A comparison waits for all workers once, which slows short steps.
 
     Example:
         >>> [interval(20, unchanged) for unchanged in (0, 2, 3, 6, 9, 100)]
@@ -86,9 +86,9 @@ def interval(every: int, unchanged: int) -> int:
 
 
 def apportioned(total: int, weights: Sequence[float], most: Sequence[int]) -> tuple[int, ...]:
-    """Whole numbers in proportion to weights, each at least 1 and at most as given, which add up to the total.
+    """Return whole numbers in proportion to weights, from 1 to the given limits, which add up to the total.
 
-    Each row goes to where the longest time is then the shortest, as if rows were handed out one after the other.
+    Each row goes to the worker with which the longest time stays shortest, as if rows were handed out one by one.
 
     Example:
         >>> apportioned(10, [4.0, 1.0], (7, 10))
@@ -107,7 +107,7 @@ def apportioned(total: int, weights: Sequence[float], most: Sequence[int]) -> tu
 
 
 def _limited(rows: tuple[int, ...], wanted: tuple[int, ...], max_change: float) -> tuple[int, ...]:
-    """Rows on the way to those that are wanted, of which at most this part of the batch has moved."""
+    """Return rows on the way to the wanted ones, with at most this part of the batch moved."""
     moved = sum(abs(new - old) for old, new in zip(rows, wanted, strict=True)) / 2
     allowed = max(1.0, max_change * sum(rows))
     if moved <= allowed:
@@ -123,7 +123,7 @@ def _limited(rows: tuple[int, ...], wanted: tuple[int, ...], max_change: float) 
 
 
 def rows_of(weights: Sequence[int], batch: int, most: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The rows of each worker of a batch that weights give; a large batch is counted in units of several rows."""
+    """Return each worker's rows of a batch by weights; a large batch is counted in units of several rows."""
     total = min(batch, MOST_ROWS)
     caps = tuple(max(1, one * total // batch) for one in most) if most else (total,) * len(weights)
     return apportioned(total, weights, caps)

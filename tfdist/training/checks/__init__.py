@@ -1,1 +1,1 @@
-"""Checks before a step is trusted: what it reduces to, and untested versions."""
+"""Checks before a step is trusted: the reduction of its results, and untested versions."""

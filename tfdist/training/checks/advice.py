@@ -1,4 +1,4 @@
-"""Sentences on results that replicas cannot combine: what the result is, and the way that is exact."""
+"""Sentences about results that replicas cannot combine, each with an exact alternative."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,11 +62,11 @@ _SENTENCE = (
 
 
 class CannotTryError(Exception):
-    """A step cannot be tried for a known reason, which is the text."""
+    """Raised if a step cannot be tried for a known reason, which is the text."""
 
 
 def of(kind: str, name: str, model: Any) -> str:
-    """The sentence on a value or a state that replicas cannot combine."""
+    """Return the sentence about a value or a state that replicas cannot combine."""
     paths = name.split(", ")
     shown = ", ".join(map(repr, paths[:_SHOWN])) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
     told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_WEIGHTS else name)
@@ -78,7 +78,7 @@ def of(kind: str, name: str, model: Any) -> str:
 
 
 def untried(model: Any, error: Exception) -> str:
-    """The sentence where a step could not be tried on a few rows."""
+    """Return the sentence about a step that could not be tried on a few rows."""
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else ""
     if not isinstance(error, CannotTryError):  # the user's code, on fewer rows than it is written for
@@ -92,7 +92,7 @@ def untried(model: Any, error: Exception) -> str:
 
 
 def of_own_gradients(model: Any, values: Mapping[tuple[str, int], tuple[str, Any]]) -> dict[tuple[str, int], str]:
-    """The sentence on a step for each value that it makes of its own gradients, other than linearly.
+    """Return the sentence about a step for each value that is a nonlinear function of its own gradients.
 
     There is one sentence: on the first gradient among these values, or else on the first value.
     """

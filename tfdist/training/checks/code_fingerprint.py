@@ -1,4 +1,4 @@
-"""A digest of code and of all that it can reach: equal in two processes exactly if the code does the same in both.
+"""A digest of code and of everything that it can reach, equal in two processes exactly if the code does the same.
 
 A function is its bytecode, constants, defaults and closure, and the globals and attributes of modules that it names; a
 class is what its bases define; an object is its class and its attributes. Code of libraries is represented by the
@@ -58,7 +58,7 @@ _MISSING = object()
 
 
 class OpaqueError(Exception):
-    """The code reaches something that a digest cannot represent, which the text names."""
+    """Raised if code reaches an object that a digest cannot represent, which the text names."""
 
 
 class Digest:
@@ -75,7 +75,7 @@ class Digest:
         return self._hash.hexdigest()
 
     def mark(self, *parts: object) -> None:
-        """Write texts, numbers or bytes, so that they cannot be taken for others."""
+        """Write texts, numbers or bytes unambiguously."""
         self._parts += 1
         if self._parts > _MOST_PARTS:
             raise OpaqueError("it reaches more than can be compared")
@@ -84,7 +84,7 @@ class Digest:
             self._hash.update(f"{type(part).__name__}:{len(data)}:".encode() + data)
 
     def write(self, value: Any) -> None:
-        """Write a value and all that it reaches."""
+        """Write a value and everything that it reaches."""
         if type(value) in _PLAIN:
             self.mark(value)
             return
@@ -298,7 +298,7 @@ _KNOWN_OBJECTS |= {("builtins", "object")}
 
 
 def digest_of(values: Sequence[Any], *, describe: Describe = lambda value, digest: False) -> str:
-    """The digest of values and of all that they reach, 64 hexadecimal digits."""
+    """Return the digest of values and of everything that they reach, as 64 hexadecimal digits."""
     digest = Digest(describe)
     for value in values:
         digest.write(value)
@@ -306,7 +306,7 @@ def digest_of(values: Sequence[Any], *, describe: Describe = lambda value, diges
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object itself, in its dictionary and in slots."""
+    """Return the attributes of an object itself, in its dictionary and in slots."""
     slots = [name for base in type(value).__mro__ for name in _listed(vars(base).get("__slots__", ()))]
     found = {name: getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)}
     return found | dict(getattr(value, "__dict__", {}))
@@ -360,7 +360,7 @@ def _loaded(
 
 
 def _library_of_module(name: str) -> str | None:
-    """The library of a module, with its version; None: it is the user's."""
+    """Return the library of a module, with its version; None for a module of the user's."""
     top = name.split(".")[0]
     if top in sys.stdlib_module_names:
         return "python"
@@ -401,7 +401,7 @@ def _standard() -> tuple[Path, ...]:
 
 @functools.cache
 def _version(name: str) -> str:
-    """The version of the distribution of a package with this name."""
+    """Return the version of the distribution of a package with this name."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -33,7 +33,7 @@ Key = tuple[str, int]
 
 @dataclass
 class Tried:
-    """The rule of each value and state, the names that the user gave them, and sentences on uses of gradients."""
+    """The rule of each value and state, the names that the user gave them, and sentences about uses of gradients."""
 
     found: dict[Key, StateRule] = field(default_factory=dict)
     names: dict[Key, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Shelf:
         return self._keeps
 
     def take(self, key: str) -> Tried | None:
-        """The verdicts under a key; None if there are none, or if the file is damaged."""
+        """Return the verdicts under a key; None if there are none, or if the file is damaged."""
         try:
             with self._place(key).open(encoding="utf-8") as file:
                 return Tried.of_text(file.read(_MOST_BYTES))
@@ -89,7 +89,7 @@ class Shelf:
             return None
 
     def put(self, key: str, tried: Tried) -> None:
-        """Keep verdicts; nothing happens where the cache cannot be written."""
+        """Store verdicts; do nothing if the cache cannot be written."""
         text, place = tried.to_text(), self._place(key)
         with contextlib.suppress(OSError, TfdistError):
             cache.make(self._root, (_FOLDER,))
@@ -118,6 +118,6 @@ class Shelf:
 
 
 def as_numbers(tried: Tried) -> list[int]:
-    """Two numbers by which workers compare their verdicts."""
+    """Return two numbers by which workers compare their verdicts."""
     digest = hashlib.sha256(tried.to_text().encode()).digest()
     return [int.from_bytes(digest[place : place + 7], "big") for place in (0, 7)]

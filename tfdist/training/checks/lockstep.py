@@ -1,4 +1,4 @@
-"""Trace several parts of a batch at once, each as a replica would compute it, for steps in which replicas meet.
+"""The tracing of several parts of a batch at once, each as a replica computes it, for steps in which replicas meet.
 
 A step that gathers rows, or reduces its gradients by itself, cannot be tried on one part alone. So the parts are traced
 into one graph, by a thread each. One thread runs at a time, until its step meets the others, or ends.
@@ -31,12 +31,12 @@ class Part:
         return self._meet(tensor, tf.add_n)
 
     def all_reduce(self, tensors: list[Any]) -> list[Any]:
-        """The sums over parts of a list of tensors, or of `tf.IndexedSlices`."""
+        """Return the sums over parts of a list of tensors, or of `tf.IndexedSlices`."""
         return list(self._meet(tensors, lambda every: [_sum(several) for several in zip(*every, strict=True)]))
 
 
 def traced_together(functions: Sequence[Callable[[Part], Traced]]) -> list[Traced]:
-    """The results of functions, each traced for one part, into the graph that is being traced.
+    """Return the results of functions, each traced for one part into the current graph.
 
     Example:
         >>> def sums(value):
@@ -65,16 +65,16 @@ def traced_together(functions: Sequence[Callable[[Part], Traced]]) -> list[Trace
 
 
 class _EndedError(BaseException):
-    """Ends the trace of a part after another part's has failed."""
+    """Raised to end the trace of a part after another part's has failed."""
 
 
 class _Thread(Generic[Traced]):
-    """A part's trace: runs until it meets the others or ends.
+    """A part's trace, which runs until it meets the others or ends.
 
     Attributes:
-        waits: it has met the others, and has not ended.
+        waits: whether it has met the others, and has not ended.
         given: its contribution to a meeting, or the result of one.
-        combine: makes one of the other.
+        combine: the function that turns contributions into results.
     """
 
     result: Traced
@@ -91,7 +91,7 @@ class _Thread(Generic[Traced]):
         self._thread.start()
 
     def go_on(self) -> None:
-        """Let it run until it meets the others or ends; raise its error."""
+        """Let the trace run until it meets the others or ends; raise its error."""
         if self._is_done:
             return
         self._has_paused.clear()

@@ -1,7 +1,7 @@
 """The effect of each operation on rows and on sums over rows: rules by which `row_sums` follows a graph.
 
-A rule gets an operation and what is known of its inputs, and says what is known of its outputs, for all values that the
-inputs may have. In doubt it answers "anything"; the verdict is then found again at each start.
+A rule maps an operation and the knowledge of its inputs to the knowledge of its outputs, for all values that the inputs
+may have. In doubt the answer is "anything"; the verdict is then found again at each start.
 """
 
 import enum
@@ -28,9 +28,9 @@ class Kind(enum.Enum):
 
 
 class Known(NamedTuple):
-    """The knowledge of a tensor.
+    """The knowledge about a tensor.
 
-    ``power`` is the power of the number of rows with which the tensor grows; for rows, with which each of them does.
+    ``power`` is the power of the number of rows with which the tensor, or each of its rows, grows.
     """
 
     kind: Kind
@@ -81,7 +81,7 @@ def _sum_of(op: Any, given: list[Known]) -> Known:
 
 
 def _alike(op: Any, parts: list[Known]) -> Known:
-    """A linear function of several tensors, which must grow alike."""
+    """Return the knowledge of a linear function of several tensors, which must grow alike."""
     kinds, powers = {one.kind for one in parts}, {one.power for one in parts}
     if len(powers) > 1 or not kinds <= {Kind.FREE, Kind.ROWS, Kind.TOTAL}:
         return ANY
@@ -129,7 +129,7 @@ def _selected(op: Any, given: list[Known]) -> Known:
 
 
 def _backward(number: int) -> Rule:
-    """The rule of an operation that is linear in one input, a gradient, and per row in the others."""
+    """Return the rule of an operation that is linear in one input, a gradient, and per row in the others."""
 
     def rule(op: Any, given: list[Known]) -> Known:
         if given[number].kind is Kind.ZERO:
@@ -214,7 +214,7 @@ def _einsum(op: Any, given: list[Known]) -> Known:
 
 
 def _laid_out(op: Any, given: list[Known]) -> Known:
-    """A tensor whose elements get another shape, or some of which are taken."""
+    """Return the knowledge of a tensor that is reshaped, or from which elements are taken."""
     place = {"Split": 1, "StridedSliceGrad": 4}.get(op.type, 0)
     one, shape = given[place], op.outputs[0].shape
     if op.type == "Fill":
@@ -239,7 +239,7 @@ def _laid_out(op: Any, given: list[Known]) -> Known:
 
 
 def _of_a_shape(op: Any) -> Known:
-    """A part of a shape."""
+    """Return the knowledge of a part of a shape."""
     if op.type == "Reshape" and op.outputs[0].shape.rank == 1:
         return _SHAPE
     begin = value_of(op.inputs[1]) if op.type == "StridedSlice" else None
@@ -327,7 +327,7 @@ def _looked_up(op: Any, given: list[Known]) -> Known:
 
 
 def _of_rows(*places: int, is_total: bool = False) -> Rule:
-    """The rule of an operation that is linear in some inputs, whose rows meet row by row."""
+    """Return the rule of an operation that is linear in some inputs, whose rows meet row by row."""
 
     def rule(op: Any, given: list[Known]) -> Known:
         parts = [given[place] for place in places]
@@ -351,7 +351,7 @@ def _of_last_axis(op: Any, given: list[Known]) -> Known:
 
 
 def drawn(op: Any) -> Known:
-    """Random numbers."""
+    """Return the knowledge of random numbers."""
     shape = op.outputs[0].shape
     return FREE if shape.is_fully_defined() else _rows_in(shape, 0)
 

@@ -31,7 +31,7 @@ def has_row_of_each(shape: tf.TensorShape) -> bool:
 
 
 def value_of(tensor: Any) -> Any:
-    """The value of a tensor that follows from constants and shapes, with None for unknown elements; or None."""
+    """Return the value of a tensor that follows from constants and shapes, with None for unknown elements; or None."""
     value = tf.get_static_value(tensor)
     if value is not None:
         return value
@@ -90,7 +90,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def refine(op: Any) -> None:
-    """Set the shapes that an operation makes where TensorFlow does not follow all numbers in them."""
+    """Set the shapes of an operation's outputs if TensorFlow does not follow all numbers in them."""
     for output in op.outputs:
         if output.shape.rank is not None and not output.shape[1:].is_fully_defined():
             dimensions = _dimensions(op, output)

@@ -1,8 +1,8 @@
 """Proof by the graph that a value is a mean or a sum, whatever the rows of a batch and the variables are.
 
 A trial holds for its rows and weights. A mask that hides nothing yet, or a penalty that is still zero, looks like a
-mean. The graph shows what holds for all values: each row is computed by itself, rows are added up, what follows is
-linear, and all of it grows alike with the number of rows. `row_rules` has the rule of each operation.
+mean. The graph shows properties that hold for all values: each row is computed by itself, rows are added up, the rest
+is linear, and all of it grows alike with the number of rows. `row_rules` has the rule of each operation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ def shown(values: Sequence[Any], given: Iterable[Any], former: Any = None) -> li
 
 
 def verdict_of(found: Sequence[Known]) -> Verdict:
-    """The verdict on a value, given what is known of its tensors.
+    """Return the verdict on a value, given the knowledge about its tensors.
 
     Example:
         >>> verdict_of([Known(Kind.TOTAL, 0)]), verdict_of([Known(Kind.TOTAL, 1), Known(Kind.FREE, 1)])

@@ -1,4 +1,4 @@
-"""Dependence of a state's new value on its former one, read off the step's graph.
+"""The dependence of a state's new value on its former one, from the step's graph.
 
 A trial on a few rows cannot see a branch that is taken later, such as a count that restarts at 1,000. The operations
 between the former value and the new one show whether that is an addition, whatever the values are.
@@ -48,7 +48,7 @@ def of(value: tf.Tensor, former: tf.Tensor | None) -> Found:
 
 
 def _between(former: tf.Tensor, value: tf.Tensor) -> list[tuple[tf.Operation, list[int]]]:
-    """The operations on paths from one tensor to another, each with its inputs on such a path."""
+    """Return the operations on paths from one tensor to another, each with its inputs on such a path."""
     after: set[Any] = {former.ref()}
     pending = [former]
     while pending:
@@ -83,7 +83,7 @@ def _is_affine(op: tf.Operation, places: list[int]) -> bool:
 
 
 def _scaled(value: tf.Tensor, former: tf.Tensor) -> Found:
-    """The factor of the former value, where it follows from constants alone."""
+    """Return the factor of the former value, if it follows from constants alone."""
     (factor,) = tf.gradients(value, former, grad_ys=tf.ones(value.shape, value.dtype))
     if factor is None or not _is_constant(factor):
         return Found("other")

@@ -1,10 +1,10 @@
-"""Find out, before a step runs on several replicas, how the replicas' results are combined.
+"""The search, before a step runs on several replicas, for the rules that combine the replicas' results.
 
-What Keras itself defines is known. The results of other code are tried (`tried_step`) on a few rows of the first batch,
-on two parts of them, and on them given twice. Losses, gradients, logs, metrics and states are compared (`judging`), and
-all workers come to the same verdicts. A value that is neither a mean nor a sum may look like one on some rows by
-chance. So the rows are parted twice, near a third and behind the first row, and a trial that shows a difference
-decides.
+The rules of Keras' own results are known. The results of other code are tried (`tried_step`) on a few rows of the first
+batch, on two parts of them, and on them given twice. Losses, gradients, logs, metrics and states are compared
+(`judging`), and all workers come to the same verdicts. A value that is neither a mean nor a sum may look like one on
+some rows by chance. So the rows are parted twice, near a third and behind the first row, and a trial that shows a
+difference decides.
 """
 
 import logging
@@ -71,7 +71,7 @@ class Runs:
         return cls(tried(data), twice, _partitions(tried, data, rules, is_fed=False))
 
     def fed_to(self, tried: TriedStep, data: Any) -> "Runs":
-        """The same of a step whose parts are fed the states that the whole has made."""
+        """Return the runs of the step with parts that are fed the states of the whole."""
         return Runs(self.whole, None, _partitions(tried, data, _NO_RULES, is_fed=True))
 
 
@@ -89,7 +89,7 @@ def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> l
 
 
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
-    """The verdict on each value that a step asks for."""
+    """Return the verdict on each value that a step asks for."""
 
     def verdict(key: Key, parts: Parts) -> Verdict:
         tolerance = _OF_GRADIENTS if key[0] == "gradient" else _OF_NUMBERS
@@ -105,7 +105,7 @@ def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Ve
 
 
 def _rules(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> list[StateRule]:
-    """The rule of each assignment of a state."""
+    """Return the rule of each assignment of a state."""
     made = tried.asked.assignments
     return [_rule(number, one, tried, runs, in_16_bits=in_16_bits) for number, one in enumerate(made)]
 
@@ -133,7 +133,7 @@ def _rule(number: int, assignment: Assignment, tried: TriedStep, runs: Runs, *, 
 
 
 class Probe:
-    """The rules of a model's steps, found out before the first of them."""
+    """The rules of a model's steps, found before the first step."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Probe:
 
     @property
     def is_due(self) -> bool:
-        """True if `look` has something to find out."""
+        """Whether `look` has something to find out."""
         if self._done:
             return False
         if getattr(self._user_step, "adds_up_over_replicas", False):  # tfdist's own step, which settles all itself
@@ -191,7 +191,7 @@ class Probe:
 
     @property
     def needs_whole_batch(self) -> bool:
-        """True if something is right only where one worker computes a whole batch."""
+        """Whether some result is right only if one worker computes a whole batch."""
         rules = self.rules.states.values()
         plain = ("mean", "sum", "equal", "unknown")
         return bool(self.neither) or any(
@@ -217,7 +217,7 @@ class Probe:
         return all(verdict == "mean" for verdict in self.rules.values.values()) and not self.rules.states
 
     def _key(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> str | None:
-        """The key of this step's verdicts; None: they are not kept."""
+        """Return the key of this step's verdicts; None if they are not kept."""
         data = next((data for rows, data in slices if int(rows)), None)
         if data is None or getattr(self._strategy, "tee", None) is not None:  # a step that is compared is tried
             return None
@@ -237,7 +237,7 @@ class Probe:
             return None
 
     def _known(self, shelf: Shelf, key: str | None) -> Tried | None:
-        """The verdicts that were kept, where all workers have kept the same."""
+        """Return the kept verdicts, if all workers have kept the same."""
         mine = None if key is None else shelf.take(key)
         told = [0, 0] if mine is None else kept_verdicts.as_numbers(mine)
         every = self._workers.gather(told)
@@ -247,7 +247,7 @@ class Probe:
         return mine
 
     def _tried(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Tried:
-        """Try the step; return what all workers have found out."""
+        """Try the step; return the findings of all workers."""
         found: Found = {}
         names: dict[Key, str] = {}
         why = None
@@ -269,7 +269,7 @@ class Probe:
         return Tried(agreed, names, self._uses)
 
     def warn(self) -> None:
-        """Warn once of each result that cannot be combined."""
+        """Warn once about each result that cannot be combined."""
         said = planted.of_model(self._model).said
         for sentence in dict.fromkeys(self.neither):
             if sentence not in said and self._workers.is_chief:
@@ -277,7 +277,7 @@ class Probe:
             said.add(sentence)
 
     def _settle(self, agreed: Found, names: dict[Key, str]) -> None:
-        """Make rules of verdicts, and sentences of results that have none."""
+        """Turn verdicts into rules, and results without a rule into sentences."""
         settled = self._strategy.loss_reduction
         values = dict(self.rules.values)
         # A loss that is logged, too, is said once.
@@ -299,7 +299,7 @@ class Probe:
         self.rules = Rules(values, states)
 
     def _agree(self, found: Found) -> Found:
-        """The verdicts of all workers; some may have had no examples, or could not try them."""
+        """Return the verdicts of all workers; some may have had no examples, or could not try them."""
         mine = [
             number
             for (kind, place), rule in found.items()
@@ -357,11 +357,11 @@ class Probe:
         return bool(self._workers.gather([int(wanted)]).max()) if is_cut else wanted
 
     def _way(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
-        """The rule of a value: one that is neither a mean nor a sum may be one of the whole batch."""
+        """Return the rule of a value: one that is neither a mean nor a sum may be one of the whole batch."""
         return "whole" if verdict == "neither" and key in tried.asked.gatherable and self._gathers else verdict
 
     def _states(self, made: list[Assignment], rules: list[StateRule], *, at_once: bool, gatherable: set[Key]) -> Found:
-        """The rule of each state, and the verdict on each metric of the user's."""
+        """Return the rule of each state, and the verdict on each metric of the user's."""
         of_state: dict[Key, list[StateRule]] = {}
         found: Found = {}
         for assignment, rule in zip(made, rules, strict=True):

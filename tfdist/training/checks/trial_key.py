@@ -51,7 +51,7 @@ def _versions() -> list[Any]:
 
 @functools.cache
 def _own_code() -> str:
-    """A digest of the files by which tfdist tries a step, which a version between releases changes."""
+    """Return a digest of the files with which tfdist tries a step, which may change between releases."""
     root = Path(__file__).parents[1]
     files = sorted([*root.glob("*.py"), *root.glob("checks/*.py"), *root.glob("replica/*.py")])
     return digest_of([file.read_bytes() for file in files])
@@ -150,7 +150,7 @@ def _config(value: Any) -> Any:
 
 
 def _names_of_keras(kind: type) -> frozenset[str]:
-    """The attributes that the general classes of Keras give their objects."""
+    """Return the attributes that the general classes of Keras give their objects."""
     return frozenset().union(*(_names_by(base) for base in kind.__mro__ if base in _general()))
 
 
@@ -173,7 +173,7 @@ def _inner(function: Any) -> Any:
 
 
 def _stored(code: types.CodeType | None) -> set[str]:
-    """The attributes to which code assigns."""
+    """Return the attributes to which code assigns."""
     if code is None:
         return set()
     found, argument = set(), 0
@@ -195,7 +195,7 @@ def _is_planted(name: str, value: Any) -> bool:
 
 
 def _of_users(value: Any) -> Any:
-    """The part of a Keras object's attribute that is the user's or consists of layers; None: nothing."""
+    """Return the part of a Keras object's attribute that is the user's or consists of layers; None if there is none."""
     if isinstance(value, (list, tuple)):
         return [one for one in map(_of_users, value) if one is not None] or None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A step that is tried: traced for one device, and run on a few rows without changing anything.
+"""The trial of a step: it is traced for one device, and run on a few rows without changing anything.
 
 It runs in Keras' stateless scope. It returns, for `judging`, the gradients that it hands to optimizers, its losses, the
 lone numbers that it counts and logs, and the new values of states. Dropout is left out, and batch normalization takes
@@ -54,10 +54,10 @@ class Asked:
     """The values that a step asks for and the states that it assigns, in order.
 
     Attributes:
-        gatherable: values that can be computed of the rows of all replicas.
-        meets: replicas meet in the step, to gather rows or to reduce gradients.
-        uses: sentences on values that the step makes of its own gradients, see `advice.of_own_gradients`.
-        shown: what the graph shows of each value, see `row_sums.shown`.
+        gatherable: the values that can be computed from the rows of all replicas.
+        meets: whether replicas meet in the step, to gather rows or to reduce gradients.
+        uses: sentences about values that the step computes from its own gradients, see `advice.of_own_gradients`.
+        shown: the verdict of the graph on each value, see `row_sums.shown`.
     """
 
     names: dict[Key, str] = field(default_factory=dict)
@@ -115,11 +115,11 @@ class TriedStep:
         self.is_random = tf_trial.draws(types)
 
     def __call__(self, rows: Any, *, is_fed: bool = False) -> Run:
-        """The results of the step on rows; with random numbers the mean of several draws."""
+        """Return the results of the step on rows; with random numbers the mean of several draws."""
         return self._run_of(self._means(self._traced, is_fed, flat((rows,))))
 
     def of_parts(self, parts: Sequence[Any], rules: Rules, *, is_fed: bool = False) -> list[Run]:
-        """The results of the step on each of several parts of a batch, whose replicas meet in it."""
+        """Return the results of the step on each of several parts of a batch, whose replicas meet in it."""
 
         def together(draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
             count = len(self._specs)
@@ -216,7 +216,7 @@ class TriedStep:
     def _show(
         self, asked: Asked, values: dict[Key, tuple[str, Any]], changes: list[tuple[Any, Any]], given: Sequence[Any]
     ) -> None:
-        """Note what the graph shows of values, and of the changes of states."""
+        """Record the verdicts of the graph on values, and on the changes of states."""
         rows = [one for one in given if not isinstance(one, batch_rows.Whole)]
         found = row_sums.shown([value for _, value in values.values()], rows)
         asked.shown = dict(zip(values, found, strict=True))
@@ -225,7 +225,7 @@ class TriedStep:
                 (assignment.shown,) = row_sums.shown([value], rows, source)
 
     def _keys(self) -> dict[int, Key]:
-        """The key of each state whose assignments are followed, by the identity of its variable."""
+        """Return the key of each state whose assignments are followed, by the identity of its variable."""
         keys: dict[int, Key] = {}
         own = keras_variables.states_of_users(self._model)
         keys.update({id(v): ("state", n) for n, v in enumerate(keras_variables.states(self._model)) if id(v) in own})
@@ -245,7 +245,7 @@ class TriedStep:
         states: list[tf.Tensor],
         changes: list[tuple[Any, Any]],
     ) -> tf.Tensor:
-        """Note an assignment; return the state's value from then on."""
+        """Record an assignment; return the state's value from then on."""
         if traced_uses.in_condition():
             raise advice.CannotTryError(f"it assigns {variable.path!r} inside a condition or a loop of TensorFlow's")
         value = tf.convert_to_tensor(value)
@@ -272,7 +272,7 @@ class _Noted:
         return self._current.meetings > 0
 
     def begin(self, current: current_step.Step, *, asks: bool) -> None:
-        """Note what the step asks; results of metrics are over all replicas already."""
+        """Record the values that the step asks for; results of metrics are over all replicas already."""
         self._current = current
         current.noted, current.result_of = self._note, _ones
 
@@ -299,7 +299,7 @@ def leaves(data: Any) -> list[Any]:
 
 
 def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
-    """A few rows of the data of this worker's replicas, some of each; None if there are no examples."""
+    """Return a few rows of the data of this worker's replicas, some of each; None if there are no examples."""
     present = [(int(rows), data) for rows, data in slices if int(rows)]
     if not present or not wanted:
         return None
@@ -309,7 +309,7 @@ def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
 
 
 def joined(*nests: Any) -> Any:
-    """The rows of several nests; of what has no rows, the first."""
+    """Return the joined rows of several nests; for values without rows, the first."""
     return tf.nest.map_structure(batch_rows.joined, *nests, expand_composites=False)
 
 
@@ -319,7 +319,7 @@ def _ones(metric: keras.Metric) -> Any:
 
 
 def _sketch(value: Any) -> tf.Tensor:
-    """A few numbers that are linear in a value, or in each of several gradients; float64 vector."""
+    """Return a few numbers that are linear in a value, or in each of several gradients; float64 vector."""
     values = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
     return tf.reshape(tf.stack([_projections(one) for one in values]), [-1]) if values else tf.zeros([1], tf.float64)
 

@@ -1,4 +1,4 @@
-"""Versions of TensorFlow and Keras that were not tested: a step is compared with one device before a model trains.
+"""The check of untested versions of TensorFlow and Keras: a step is compared with one device before a model trains.
 
 The step runs in a process of its own. In this one it would need two devices, which cannot be made once TensorFlow has
 started, would draw from the user's random numbers and leave variables and threads behind; and under parameter servers
@@ -45,7 +45,7 @@ class Decision(enum.Enum):
 
 
 def decision(standing: Standing, mode: str) -> Decision:
-    """The decision, from what is known of a pair and from the variable's value."""
+    """Return the decision from the standing of a pair and the value of the variable."""
     if standing is Standing.TESTED:
         return Decision.USE
     if mode == "allow":
@@ -98,7 +98,7 @@ def _checked(judgement: Judgement, environ: Mapping[str, str]) -> str:
 
 
 def _note(judgement: Judgement, environ: Mapping[str, str]) -> Path | None:
-    """The file that exists if a step was right; None where the cache cannot be written."""
+    """Return the file that exists if a step was right; None if the cache cannot be written."""
     root = cache.folder(environ)
     try:
         cache.make(root, (_FOLDER, "locks"))
@@ -110,7 +110,7 @@ def _note(judgement: Judgement, environ: Mapping[str, str]) -> Path | None:
 
 
 def compare(environ: Mapping[str, str]) -> str:
-    """Train in a process of its own; return what is wrong there, empty if nothing is."""
+    """Train in a separate process; return the fault that appears there, empty if there is none."""
     package = str(Path(tfdist.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
     given = {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name in _KEPT}

@@ -1,1 +1,1 @@
-"""Steps on parameter servers: what the chief does, what a worker computes, and what travels between them."""
+"""Steps on parameter servers: the chief's part, the workers' computation, and the data between them."""

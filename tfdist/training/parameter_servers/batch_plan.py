@@ -1,4 +1,4 @@
-"""The way in which a batch is divided among workers, and what tracing its step revealed."""
+"""The division of a batch among workers, and the findings of tracing its step."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ class Plan:
     those variables, which the worker updates too. An update needs the gradient of the whole batch: one part.
 
     Attributes:
-        updates: updates that a worker does on stand-ins, counted from the first, besides reporting them to the chief.
+        updates: the number of updates, from the first, that a worker does on stand-ins besides reporting them to the
+            chief.
         weights: the Keras variables of these updates, which have stand-ins from the beginning of the step.
     """
 
@@ -33,7 +34,7 @@ class Plan:
 
 
 class OtherPlanError(Exception):
-    """A step cannot be computed as planned; ``why`` is the reason in the warning, empty where none is needed."""
+    """Raised if a step cannot be computed as planned; ``why`` is the reason for a warning, or empty."""
 
     why = ""
 
@@ -42,7 +43,7 @@ class OtherPlanError(Exception):
 
 
 class ReducesInTheMiddleError(OtherPlanError):
-    """A step asks for a sum over parts before its gradients are there."""
+    """Raised if a step asks for a sum over parts before its gradients are known."""
 
     why = (
         "its loss or a layer (a loss function of one's own, weights, masks, synchronised BatchNormalization) needs "
@@ -54,7 +55,7 @@ class ReducesInTheMiddleError(OtherPlanError):
 
 
 class UsesItsUpdatesError(OtherPlanError):
-    """A step reads, or assigns, what an optimizer has updated in the same step."""
+    """Raised if a step reads or assigns a variable that an optimizer has updated in the same step."""
 
     why = (
         "its train_step (a GAN's, say) or a layer (SpectralNormalization) uses or assigns weights that the same step "
@@ -71,7 +72,7 @@ class UsesItsUpdatesError(OtherPlanError):
 
 
 class NotBuiltError(OtherPlanError):
-    """An optimizer has no variables yet, which cannot be made in a function that runs on workers."""
+    """Raised if an optimizer has no variables yet; a function that runs on workers cannot make them."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         super().__init__(optimizer.name)
@@ -80,11 +81,11 @@ class NotBuiltError(OtherPlanError):
 
 
 class MakesVariablesError(OtherPlanError):
-    """A step makes Keras variables when it is traced first, as some metrics do; they are made before the next trace."""
+    """Raised if the first trace of a step makes Keras variables, as some metrics do; the next trace has them."""
 
 
 def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
-    """A batch of the pipeline as it is, or a single one cut into parts."""
+    """Return a batch of the pipeline as it is, or a single one cut into parts."""
     if isinstance(element, Batch):
         return element
     data = keras_loop.batch_of(element, strategy)
@@ -95,7 +96,7 @@ def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
 
 
 def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Index, examples and tensors of each part that has examples; of an empty batch, of the first."""
+    """Return index, examples and tensors of each part with examples; for an empty batch, of the first part."""
     found = [(index, rows, leaves) for index, (rows, leaves) in enumerate(batch.layout.parts(batch.tensors))]
     present = [part for part in found if int(part[1])] or found[:1]
     if parts > 1 or len(present) == 1:
@@ -105,7 +106,7 @@ def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
 
 
 def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Index, examples and tensors of contiguous parts of a whole batch."""
+    """Return index, examples and tensors of contiguous parts of a whole batch."""
     ((_, rows, leaves),) = present_parts(batch, 1)
     if not int(rows):
         return [(0, rows, leaves)]

@@ -1,4 +1,4 @@
-"""Keras' fit, evaluate and predict on a chief with workers that compute and parameter servers that hold variables.
+"""Keras' fit, evaluate and predict on a chief, with workers that compute and parameter servers that hold variables.
 
 Weights change in the chief's calls alone, between two batches of `fit`. A callback that saves or measures sees a state
 after some number of whole steps, and `iterations` is that number.
@@ -52,7 +52,7 @@ _LEAST_SECONDS = 1e-9
 
 
 class Chief:
-    """Trains the models of one strategy."""
+    """The chief, which trains the models of one strategy."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Chief:
 
     @property
     def together(self) -> bool:
-        """True if workers compute parts of one batch, rather than a batch each."""
+        """Whether workers compute parts of one batch, rather than a batch each."""
         return self.max_staleness == 0
 
     @property
@@ -132,14 +132,14 @@ class Chief:
         chief_saving.adopt(model, Workers())
 
     def _tell_drops(self, model: keras.Model) -> None:
-        """At the end of the running `fit`, warn of what it has dropped."""
+        """Warn at the end of the running `fit` about the examples that it has dropped."""
         running = keras_model.calling_callbacks(model)
         if running is None or any(isinstance(callback, _TellsDrops) for callback in running.callbacks):
             return
         running.callbacks.append(_TellsDrops(self))
 
     def outcome(self, tasks: Collection[int], *, wait: bool = True) -> Outcome | None:
-        """The outcome of one of these tasks; waiting for workers is measured here."""
+        """Return the outcome of one of these tasks; waiting for workers is measured here."""
         with step_clock().during(Phase.WAIT):
             return self.scheduler.next_outcome(tasks, wait=wait)
 
@@ -235,7 +235,7 @@ class _ChiefSteps:
         return _running()
 
     def several(self, batches: Epoch, left: int) -> None:
-        """No graph runs several steps: the chief applies each."""
+        """Return None: no graph runs several steps, because the chief applies each."""
 
     def step(self, element: Any, *, whole: bool) -> Any:
         """Run a step on all workers, or begin one on the next worker; return the logs that are known."""
@@ -321,7 +321,7 @@ class _ChiefSteps:
         return self._logs
 
     def _free_group(self) -> str | None:
-        """The group that computes the next batch; None as long as results must be waited for."""
+        """Return the group that computes the next batch; None as long as results must be waited for."""
         ready = self._chief.scheduler.ready_among
         for name, workers in self._clock.groups.items():
             if self._clock.may_start(name) and ready(workers):
@@ -378,7 +378,7 @@ class _ChiefSteps:
     def _start(
         self, batch: Batch, among: tuple[int, ...] | None = None
     ) -> tuple[remote_part.Computation, Update, list[Any], list[int]]:
-        """Give a batch to workers, by another plan where it cannot be computed as planned."""
+        """Give a batch to workers, by another plan if it cannot be computed as planned."""
         key = batch.layout.key
         if self._tried.is_due:
             part_function.adapt(self._model)
@@ -455,7 +455,7 @@ class _ChiefSteps:
 def _rows_of(
     chief: Chief, model: keras.Model, unseeded: Any, functions: dict[str, part_function.Prediction], given: list[Any]
 ) -> list[Any]:
-    """The model's outputs for batches; workers compute parts of all of them at the same time."""
+    """Return the model's outputs for batches; workers compute parts of all of them at the same time."""
     scheduler, tasks = chief.scheduler, []
     for element in given:
         batch = as_batch(element, chief.strategy, 1)

@@ -12,13 +12,13 @@ _KEPT = 1000
 
 @dataclass(frozen=True)
 class DroppedPart:
-    """Consecutive examples of one batch that no update has seen.
+    """A dropped part: consecutive examples of one batch that no update has seen.
 
     Attributes:
-        step: number of the batch, from 1, over all models of the strategy.
-        worker: the worker that was late; None if each had answered by then.
-        first: place of the first dropped example in the batch.
-        examples: how many were dropped.
+        step: the number of the batch, from 1, over all models of the strategy.
+        worker: the worker that was late; None if all had answered by then.
+        first: the index of the first dropped example in the batch.
+        examples: the number of dropped examples.
     """
 
     step: int
@@ -32,9 +32,9 @@ class Dropped:
     """The examples that backup workers have dropped, by worker and by step.
 
     Attributes:
-        steps: number of training steps.
-        seen: examples in all steps.
-        by_worker: worker -> examples that were dropped because it was late.
+        steps: the number of training steps.
+        seen: the number of examples in all steps.
+        by_worker: worker -> the number of examples that were dropped because it was late.
         parts: the last thousand dropped parts.
 
     Example:
@@ -66,7 +66,7 @@ class Dropped:
             self.parts.append(DroppedPart(self.steps, worker, sum(rows[:part]), rows[part]))
 
     def since(self, before: "Dropped") -> "Dropped":
-        """Return the part that has come since a copy was made."""
+        """Return the dropped examples since a copy was made."""
         parts = deque((part for part in self.parts if part.step > before.steps), maxlen=_KEPT)
         return Dropped(self.steps - before.steps, self.seen - before.seen, self.by_worker - before.by_worker, parts)
 

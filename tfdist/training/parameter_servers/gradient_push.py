@@ -30,7 +30,7 @@ from tfdist.training.replica import current_step, replica_metrics, replica_optim
 
 
 class Logs:
-    """The metrics that a step has asked for results, and what it has logged.
+    """The metrics whose results a step has asked for, and the logs of the step.
 
     A worker's metrics have counted a part of a batch, from zero. So results are only marked there, and the chief
     computes the logs that depend on them again, of its own metrics. All other logs are means over the parts.
@@ -44,7 +44,7 @@ class Logs:
         self._replay: tf_replay.Replay | None = None
 
     def result(self, metric: keras.Metric) -> Any:
-        """The result of a metric of this part, marked."""
+        """Return the result of a metric of this part, marked."""
         found = keras_metrics.own_result(metric)
         marked = [tf.identity(value) for value in tf.nest.flatten(found)]
         self._results += [(metric, place, value) for place, value in enumerate(marked)]
@@ -72,7 +72,7 @@ class Logs:
         return [leaf for leaf in self._leaves if leaf is not None]
 
     def put(self, means: list[tf.Tensor]) -> Any:
-        """The logs, of the chief's metrics and the sums of what `take` gave; None for what has no mean."""
+        """Return the logs, of the chief's metrics and the sums of what `take` gave; None for what has no mean."""
         values = {id(tensor): mean for tensor, mean in zip(self._sent, means, strict=True)}
         answers: dict[int, list[Any]] = {}
         for metric, place, value in self._results:
@@ -97,10 +97,10 @@ class Note:
     """A small result for the chief.
 
     Attributes:
-        target: the Keras variable it changes, or the place of a number among the logs.
-        mode: "add" (sum over parts, added to the variable), "average" (likewise, of shares that add up to one),
-            "first" (the first part's, added), "set" (the first part's, assigned), "log" (sum of shares), or a number
-            for the chief: "scale" (a loss scale) or "passes" (see `PassesRow.numbers`).
+        target: the Keras variable that it changes, or the index of a number in the logs.
+        mode: the way of combining parts: "add" (sum over parts, added to the variable), "average" (likewise, of shares
+            that add up to one), "first" (the first part's, added), "set" (the first part's, assigned), "log" (sum of
+            shares), or a number for the chief: "scale" (a loss scale) or "passes" (see `PassesRow.numbers`).
     """
 
     target: Any
@@ -123,7 +123,7 @@ class Call:
 
 
 class ToServers(reducer.GradientReducer):
-    """The exchange of a part: it leaves gradients on the servers of their variables, where the chief adds parts."""
+    """The exchange of a part, which leaves gradients on the servers of their variables, where the chief adds parts."""
 
     def __init__(self, variables: Sequence[Any], *, in_parts: bool, codec: Codec | None = None) -> None:
         self._variables = variables
@@ -135,7 +135,7 @@ class ToServers(reducer.GradientReducer):
         self.tensors: list[tf.Tensor] = []
 
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
-        """The gradients that the chief will apply if this is the only part."""
+        """Return the gradients that the chief will apply if this is the only part."""
         applied = []
         for gradient, variable in zip(gradients, self._variables, strict=True):
             kind, tensors = transport.left_on_servers(gradient, variable, in_parts=self._in_parts, codec=self._codec)
@@ -221,7 +221,7 @@ class ToChief:
         self._scales.append(present)
 
     def end(self, logs: Any) -> list[tf.Tensor]:
-        """The small results, packed, and the gradients."""
+        """Return the small results, packed, and the gradients."""
         if stateless_scope.made_variables():
             raise MakesVariablesError
         if self._scope.needed > self._plan.updates:
@@ -258,7 +258,7 @@ class ToChief:
         self._results.append(value)
 
     def _after_its_updates(self, variable: Any) -> tuple[str, tf.Tensor]:
-        """The chief's change of a variable that the step assigns and updates.
+        """Return the chief's change of a variable that the step assigns and updates.
 
         The chief repeats the updates: if they are of the same state, the variable gets the step's value.
         """

@@ -42,14 +42,14 @@ _COUNTS = [tf.TensorSpec([], tf.int32)] * 3
 
 @dataclass(frozen=True)
 class Held:
-    """A Keras variable of the chief whose value a worker is given; ``adds``: it counts from zero in every part."""
+    """A Keras variable of the chief whose value is sent to workers; ``adds``: it counts from zero in every part."""
 
     variable: Any
     adds: bool
 
 
 def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]:
-    """The model's variables on the chief, with Keras' state for random numbers."""
+    """Return the model's variables on the chief, with Keras' state for random numbers."""
     no_sums = replica_metrics.no_sums(model, rules)
     counting = {id(v): v for metric in model.metrics for v in metric.variables}
     others = [*keras_variables.persistent_variables(model), unseeded.state]
@@ -58,7 +58,7 @@ def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]
 
 
 def with_those_on_servers(model: keras.Model, values: list[tuple[Any, tf.Tensor]]) -> list[tuple[Any, tf.Tensor]]:
-    """Each variable of a model with its value, for an XLA program, which cannot read from servers."""
+    """Return each variable of a model with its value, for an XLA program, which cannot read from servers."""
     known = {id(variable) for variable, _ in values}
     others = [variable for variable in model.variables if id(variable) not in known]
     return [*values, *((one, tf.convert_to_tensor(keras_variables.value_of(one))) for one in others)]
@@ -120,11 +120,11 @@ class Prediction:
         self._function = PartFunction(model, strategy, layout, self._held, self._predict, relaxed=True)
 
     def state(self) -> list[tf.Tensor]:
-        """The present values of the variables on the chief, as the function's inputs."""
+        """Return the present values of the variables on the chief, as the function's inputs."""
         return [keras_variables.value_of(one.variable).read_value() for one in self._held]
 
     def __call__(self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """The model's outputs for a part, as a nest of arrays."""
+        """Return the model's outputs for a part, as a nest of arrays."""
         with tf_servers.calls_on(device), xla_step.named_errors():
             arrays = [tensor.numpy() for tensor in self._function(counts, state, leaves)]
         arrays = [tf.constant(array) for array in arrays]

@@ -90,7 +90,7 @@ class Computation:
         return self.put_logs is None
 
     def state(self) -> list[tf.Tensor]:
-        """The present values of the variables on the chief, as the function's inputs."""
+        """Return the present values of the variables on the chief, as the function's inputs."""
         values = [(keras_variables.value_of(one.variable), one.adds) for one in self._held]
         return [tf.zeros(value.shape, value.dtype) if adds else value.read_value() for value, adds in values]
 

@@ -1,4 +1,4 @@
-"""Workers that compute a chief's tasks: one thread each, deadlines, and tasks that outlive their workers.
+"""The workers that compute a chief's tasks: one thread each, deadlines, and tasks that outlive their workers.
 
 A task is computed by one worker at a time and its result is taken once. A worker that disappears, or does not answer in
 time, loses its task to another one, and a late answer is ignored. It gets new tasks when it is back.
@@ -87,8 +87,8 @@ class Outcome:
     """The result or the error of a task.
 
     Attributes:
-        ended: on the monotonic clock, in seconds.
-        seconds: how long it took; 0 if it is of no kind, or its worker had to compile it first.
+        ended: the time of its end on the monotonic clock, in seconds.
+        seconds: the time that it took; 0 if it has no kind, or its worker had to compile it first.
     """
 
     number: int
@@ -142,7 +142,7 @@ class Scheduler:
         return self.ready_among(range(len(self._workers)))
 
     def ready_among(self, workers: Collection[int]) -> int:
-        """The number of idle ones of these workers, less the tasks that they may take."""
+        """Return the number of idle ones of these workers, less the tasks that they may take."""
         with self._changed:
             idle = sum(self._workers[index].state is _State.READY for index in workers)
             present = self._present()
@@ -158,7 +158,7 @@ class Scheduler:
     def submit(
         self, compute: Callable[[int], Any], *, kind: object = None, among: Collection[int] | None = None
     ) -> int:
-        """Give a task to the next worker that is ready, among these while one of them is there; return its number."""
+        """Give a task to the next ready worker, one of ``among`` while any of these is present; return its number."""
         with self._changed:
             self._numbers += 1
             self._queue.append(_Task(self._numbers, compute, kind, among))
@@ -176,14 +176,14 @@ class Scheduler:
             self._outcomes = deque(outcome for outcome in self._outcomes if outcome.number != number)
 
     def late(self) -> list[int]:
-        """The workers that have no result yet, the one that has kept the chief waiting for longest first."""
+        """Return the workers that have no result yet, the one that has kept the chief waiting for longest first."""
         with self._changed:
             missing = [worker for worker in self._workers if worker.state is not _State.READY]
             gone = (_State.GONE, _State.CALLING)
             return [worker.index for worker in sorted(missing, key=lambda one: (one.state not in gone, one.since))]
 
     def next_outcome(self, among: Collection[int], *, wait: bool = True) -> Outcome | None:
-        """The outcome of one of these tasks, in the order in which they end; None if none is known yet."""
+        """Return the outcome of one of these tasks, in the order in which they end; None if none is known yet."""
         while True:
             self._replace_the_dead(time.monotonic())
             with self._changed:
@@ -264,7 +264,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _return(self, worker: _Worker) -> bool:
-        """Wait until a worker that was gone is reached again; False if the scheduler is closed."""
+        """Wait until a lost worker is reached again; return False if the scheduler is closed."""
         while self._transport.wait_until_back(worker.index, self._closed):
             with self._changed:
                 worker.state = _State.CALLING

@@ -1,4 +1,4 @@
-"""Bound and record the staleness of gradients.
+"""The bound and the record of the staleness of gradients.
 
 The version of the weights is the number of updates that were applied to them. A gradient that was asked for at version
 p and is applied at version v has staleness v - p: that many updates have changed the weights since its worker began to
@@ -14,7 +14,7 @@ __all__ = ["Bound", "Distribution"]
 
 
 class Bound:
-    """Decides what may be started and what may be applied, so that no gradient is staler than the bound.
+    """A bound that decides which gradients may be started and applied, so that none is staler than the bound.
 
     With k gradients under way, one of them will be applied last, after k - 1 others: so at most ``bound + 1`` are under
     way at a time, and to keep n workers busy the bound must be at least n - 1.
@@ -52,7 +52,7 @@ class Bound:
         return self.bound is None or len(self._under_way) <= self.bound
 
     def start(self) -> int:
-        """Note that a gradient is asked for now; return its ticket."""
+        """Take note of a request for a gradient; return its ticket."""
         self._tickets += 1
         self._under_way[self._tickets] = self.version
         return self._tickets
@@ -111,7 +111,7 @@ class Distribution:
         return max(self.counts, default=0)
 
     def quantile(self, share: float) -> int:
-        """The smallest staleness that at least this share of the gradients did not exceed."""
+        """Return the smallest staleness that at least this share of the gradients did not exceed."""
         below = 0
         for staleness in sorted(self.counts):
             below += self.counts[staleness]

@@ -1,4 +1,4 @@
-"""Gradients on their way from a worker to the servers of their variables, in parts where the variables are."""
+"""The transport of gradients from a worker to the servers of their variables, in the parts of the variables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ Kind = tuple[str, int]
 def left_on_servers(
     gradient: Gradient, variable: Any, *, in_parts: bool, codec: Codec | None = None
 ) -> tuple[Kind, list[tf.Tensor]]:
-    """A gradient's kind, and its tensors on the servers of its variable."""
+    """Return a gradient's kind, and its tensors on the servers of its variable."""
     kind, pieces = _pieces(gradient.value, variable, gradient.keep_duplicate_indices, in_parts)
     if (
         codec is not None
@@ -41,7 +41,7 @@ def left_on_server(value: Any, device: str) -> list[tf.Tensor]:
 
 
 def _pieces(value: Any, variable: Any, keep_duplicate_indices: bool, in_parts: bool) -> tuple[Kind, list[Any]]:
-    """A gradient's kind, and its pieces, each with the server of its variable or of a part of it."""
+    """Return a gradient's kind, and its pieces, each with the server of its variable or of a part of it."""
     own = keras_variables.value_of(variable)
     cut = in_parts and isinstance(own, tf_partitioned.PartitionedVariable)
     name, values = _kind_and_rows(value, keep_duplicate_indices)
@@ -63,7 +63,7 @@ def _kind_and_rows(value: Any, keep_duplicate_indices: bool) -> tuple[str, list[
 
 
 def tensors_of(kind: Kind | None) -> list[str]:
-    """The name of each tensor of a gradient of this kind."""
+    """Return the name of each tensor of a gradient of this kind."""
     if kind is None:
         return []
     name, parts = kind
@@ -72,7 +72,7 @@ def tensors_of(kind: Kind | None) -> list[str]:
 
 
 def sum_of(kind: Kind | None, variable: Any, own: list[list[tf.Tensor]], codec: Codec | None = None) -> Any:
-    """Take the next gradient from the tensors of each part of the batch, and add them up."""
+    """Take the next gradient from the tensors of each part of the batch, and return the sum."""
     if kind is None:
         return None
     name, parts = kind
@@ -115,13 +115,13 @@ def widened_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def spec_of(tensor: tf.Tensor, name: str) -> tf.TensorSpec:
-    """The spec of a gradient's tensor, which may have any number of rows."""
+    """Return the spec of a gradient's tensor, which may have any number of rows."""
     shape = tensor.shape if name in ("whole", "encoded") else tf.TensorShape([None, *tensor.shape[1:]])
     return tf.TensorSpec(shape, tensor.dtype)
 
 
 def packed(values: list[tf.Tensor]) -> tf.Tensor:
-    """The bytes of all values in one tensor, which is fetched in one transfer."""
+    """Return the bytes of all values in one tensor, which is fetched in one transfer."""
     flat = []
     for value in values:
         value = tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
@@ -130,7 +130,7 @@ def packed(values: list[tf.Tensor]) -> tf.Tensor:
 
 
 def unpacked(data: bytes, notes: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays that `packed` joined; each note has the dtype and shape of one."""
+    """Return the arrays that `packed` joined; each note has the dtype and shape of one."""
     arrays, begin = [], 0
     for note in notes:
         dtype = np.dtype(note.dtype.as_numpy_dtype)

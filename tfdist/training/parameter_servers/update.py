@@ -1,4 +1,4 @@
-"""The chief's update: applies the results of a step's parts on the servers and on itself, once."""
+"""The chief's update, which applies the results of a step's parts on the servers and on itself, once."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ from tfdist.training.replica import current_step
 
 
 class BoundedCalls:
-    """Runs calls to parameter servers, which may never return, in a thread of its own, and waits with a deadline."""
+    """A runner of calls to parameter servers, which may never return: in a separate thread, with a deadline."""
 
     def __init__(self, timeout_seconds: float, require_servers: Callable[[], None]) -> None:
         self._timeout_seconds = timeout_seconds
@@ -78,7 +78,7 @@ class Update:
         self._functions: dict[int, Any] = {}
 
     def function(self, results: Sequence[Result], *, rate_factor: float = 1.0, scale: float = 1.0) -> Callable[[], Any]:
-        """A call that applies the parts of one step and returns the logs; it is traced here."""
+        """Return a call that applies the parts of one step and returns the logs; it is traced here."""
         notes = [
             _over_parts(note, [r.notes[i] for r in results], scale) for i, note in enumerate(self._computation.notes)
         ]
@@ -153,7 +153,7 @@ class Update:
 
 
 def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
-    """Call with all gradients, and release them here: TensorFlow tells the worker, which may not answer any more.
+    """Call with all gradients, and release them here: TensorFlow notifies the worker, which may not answer any more.
 
     The thread that releases them must not be one that waits for TensorFlow.
     """

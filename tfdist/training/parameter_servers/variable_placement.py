@@ -1,4 +1,4 @@
-"""Assign variables to parameter servers: the largest first, each to the server with the fewest bytes."""
+"""The assignment of variables to parameter servers: the largest first, each to the server with the fewest bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Piece:
 
     Attributes:
         part: the number of the part, from 0; 0 for a variable in one piece.
-        bytes: of the piece.
+        bytes: the size of the piece in bytes.
     """
 
     path: str
@@ -28,7 +28,7 @@ def least_loaded(loads: Sequence[int]) -> int:
 
 
 def largest_first(sizes: Sequence[int], servers: int, held: Sequence[int] = ()) -> list[int]:
-    """A server for each size: the largest is placed first, each on the server with the fewest bytes.
+    """Return a server for each size: the largest is placed first, each on the server with the fewest bytes.
 
     The fullest server holds at most 4/3 - 1/(3 servers) of its bytes in the best placement.
 
@@ -47,7 +47,7 @@ def largest_first(sizes: Sequence[int], servers: int, held: Sequence[int] = ()) 
 
 
 def boundaries(rows: int, parts: int) -> list[int]:
-    """The first row of each part, and the number of rows; sizes differ by at most one.
+    """Return the first row of each part, and the number of rows; sizes differ by at most one.
 
     Example:
         >>> boundaries(10, 3)
@@ -59,7 +59,7 @@ def boundaries(rows: int, parts: int) -> list[int]:
 
 
 def table(pieces: Iterable[Piece], servers: int) -> str:
-    """A text table of the pieces, and the bytes on each server.
+    """Return a text table of the pieces, and the bytes on each server.
 
     Example:
         >>> print(table([Piece(path="dense/kernel", shape=(2, 3), bytes=24, server=1)], 2))

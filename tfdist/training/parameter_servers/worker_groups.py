@@ -1,4 +1,4 @@
-"""Groups of workers of about one speed: staleness is bounded inside a group, and groups do not wait for each other.
+"""Groups of workers of similar speed: staleness is bounded within a group, and groups do not wait for each other.
 
 Loads no TensorFlow.
 """
@@ -28,7 +28,7 @@ Groups = dict[str, tuple[int, ...]]
 
 
 class Ticket(NamedTuple):
-    """A gradient that was asked for: its group, its number there, and all updates before."""
+    """The ticket of a requested gradient: its group, its number there, and the number of all earlier updates."""
 
     group: str
     number: int
@@ -81,7 +81,7 @@ class WorkerGroups:
     """The present groups of a chief's workers, by name; "auto" measures and moves workers.
 
     Attributes:
-        now: name -> workers, the fastest group first where it was measured.
+        now: name -> workers, the fastest group first if speeds were measured.
     """
 
     def __init__(self, workers: int, given: Any = None, *, bound: int | None = None) -> None:
@@ -104,7 +104,7 @@ class WorkerGroups:
         return "; ".join(f"{name} ({', '.join(map(str, workers))})" for name, workers in self.now.items())
 
     def note(self, worker: int, seconds: float) -> bool:
-        """Note how long a worker has computed a batch, 0 where unknown; True if groups have changed by that."""
+        """Record the time of a worker for a batch, 0 if unknown; return True if this has changed the groups."""
         if not self._is_measured or not seconds:
             return False
         self._seconds[worker].append(seconds)
@@ -125,7 +125,7 @@ class WorkerGroups:
 
 
 def grouped_by_speed(seconds: Sequence[float]) -> list[tuple[int, ...]]:
-    """Workers of about one speed together, the fastest first.
+    """Return groups of workers of similar speed, the fastest first.
 
     Example:
         >>> grouped_by_speed([0.1, 0.4, 0.11, 0.5])
@@ -153,7 +153,7 @@ def may_take(among: Collection[int] | None, worker: int, present: Collection[int
 
 
 def parsed_groups(given: Any, workers: int) -> Groups:
-    """The workers of each group, from names such as "worker-0"; each worker is in one group."""
+    """Return the workers of each group, from names such as "worker-0"; each worker is in one group."""
     known = {f"worker-{index}": index for index in range(workers)}
     required = (
         f'groups must be "auto", or name each of {", ".join(known)} once, such as '

@@ -1,4 +1,4 @@
-"""Gather or reduce in the middle of a step, with the gradients of one device.
+"""Gathering and reducing in the middle of a step, with the gradients of one device.
 
 With w_r the weight with which the loss of replica r enters the loss of all, and g_r the gradient of that loss with
 respect to what was exchanged, one device has the gradient sum_r w_r g_r. TensorFlow's own `all_gather` and `all_reduce`
@@ -39,7 +39,7 @@ _Tensors = list[tf.Tensor]
 
 
 def summed(tensors: _Tensors, what: str, current: current_step.Step) -> _Tensors:
-    """Sums over replicas of a tensor on which every replica's loss depends."""
+    """Return the sums over replicas of tensors on which every replica's loss depends."""
     if current.weighs_loss:
         return current.sum_in_the_middle(tensors, what=what)
 
@@ -52,18 +52,20 @@ def summed(tensors: _Tensors, what: str, current: current_step.Step) -> _Tensors
 def reduced_gradients(gradients: Any) -> Any:
     """Return the gradients of the global batch, for a `train_step` that uses its gradients before it applies them.
 
-    Each replica has the gradients of its own examples. A norm of these, a limit, or a decision that is taken by them is
-    not that of one device; after this function it is. The optimizer may be given the result, or what was made of it.
+    Each replica has the gradients of its own examples. Norms, limits and decisions based on these differ from those of
+    one device; based on the result of this function, they are the same. The result, or values computed from it, may be
+    passed to the optimizer.
 
     Args:
-        gradients: a nest of tensors, `tf.IndexedSlices` and None, as `tape.gradient` returns it. All replicas call this
-            function, in the same order.
+        gradients: the gradients, a nest of tensors, `tf.IndexedSlices` and None, as `tape.gradient` returns it. All
+            replicas must call this function in the same order.
     Returns:
-        The same nest, equal on every replica. Without a strategy, or on one replica, it is what was given.
+        The same nest with reduced gradients, equal on every replica. Without a strategy, or on one replica, it is the
+        given one.
     Raises:
-        UnsupportedError: weights lie in parts (`ModelParallelStrategy`, stage 3), of which a step has gradients in
-            parts too; XLA compiles the step (``jit_compile=True``); sparse gradients in a model with
-            ``run_eagerly=True``; or it is called by `strategy.run` outside of `fit`.
+        UnsupportedError: weights, and so gradients, are in parts (`ModelParallelStrategy`, stage 3); XLA compiles the
+            step (``jit_compile=True``); gradients are sparse in a model with ``run_eagerly=True``; or the function is
+            called in `strategy.run` outside of `fit`.
 
     Example:
         >>> import tfdist.training
@@ -104,7 +106,7 @@ def reduced_gradients(gradients: Any) -> Any:
 
 
 def exchanging(current: current_step.Step) -> AbstractContextManager[None]:
-    """Return a context in which `tf.distribute`'s `all_gather` and `all_reduce` are of the examples of a step."""
+    """Return a context in which `tf.distribute`'s `all_gather` and `all_reduce` concern the examples of a step."""
     return replica_contexts.exchanging_by(
         all_gather=functools.partial(_gathered, current), all_reduce=functools.partial(_reduced, current)
     )
@@ -213,7 +215,7 @@ def can_gather(nest: Any) -> bool:
 
 
 def gathered(nest: Any, current: current_step.Step, *, what: str) -> Any:
-    """The rows of all replicas of each tensor of a nest, in the order of the replicas; None stays None.
+    """Return the rows of all replicas of each tensor of a nest, in the order of the replicas; None stays None.
 
     A tensor is gathered once per step. Rows of a replica without examples are left out. A mask of Keras goes with its
     tensor.
@@ -231,7 +233,7 @@ def gathered(nest: Any, current: current_step.Step, *, what: str) -> Any:
 
 
 def of_each_replica(value: tf.Tensor, current: current_step.Step) -> tf.Tensor:
-    """A loss of the whole batch as each replica returns it, weighted by its share.
+    """Return a loss of the whole batch as each replica returns it, weighted by its share.
 
     The value is that of the whole batch on every replica; the gradient, of this replica's rows, is a part of a sum.
     """

@@ -1,9 +1,9 @@
 """The rows of a batch: counted, compared, cut by `Shares`, and joined; and inputs that every replica has whole.
 
-Inputs that are no examples, such as the edges of a graph whose nodes are the examples, are named by the user
-(`strategy.whole_inputs`). From the cut to a replica's step such an input is a `Whole`, which counting, cutting and
-joining leave as it is. In the step its values are marked as equal on all replicas, so a table that is looked up by them
-has the gradient of one device.
+The user names inputs that are not examples (`strategy.whole_inputs`), such as the edges of a graph whose nodes are the
+examples. From the cut to a replica's step such an input is a `Whole`, which counting, cutting and joining leave as it
+is. In the step its values are marked as equal on all replicas, so a table that is looked up by them has the gradient of
+one device.
 """
 
 import itertools
@@ -49,7 +49,7 @@ def named(data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def with_whole(data: Any, names: Collection[str]) -> Any:
-    """Make the inputs of these names `Whole`."""
+    """Mark the inputs with these names as `Whole`."""
     if not names:
         return data
     leaves = list(named(data))
@@ -76,7 +76,7 @@ def with_whole(data: Any, names: Collection[str]) -> Any:
 
 
 def plain(data: Any) -> Any:
-    """Put the dataset's values in the place of each `Whole`; in a graph they are marked."""
+    """Replace each `Whole` by the dataset's values, which are marked in a graph."""
 
     def mark(tensor: tf.Tensor) -> tf.Tensor:
         return sparse_rows.marked(tensor, sparse_rows.RowKind.COMMON)
@@ -91,12 +91,12 @@ def plain(data: Any) -> Any:
 
 
 def plain_spec(spec: Any) -> Any:
-    """The spec of what `plain` makes of a batch."""
+    """Return the spec of a batch after `plain`."""
     return tf.nest.map_structure(lambda leaf: leaf.value if isinstance(leaf, Whole.Spec) else leaf, spec)
 
 
 def whole_first_input(data: Any) -> Whole | None:
-    """The first input, if it is `Whole`: Keras takes its rows for the weight of the batch's loss."""
+    """Return the first input, if it is `Whole`: Keras takes its rows for the weight of the batch's loss."""
     leaf = next((leaf for name, leaf in named(data) if leaf is not None and name.partition("/")[0] == "x"), None)
     return leaf if isinstance(leaf, Whole) else None
 
@@ -124,7 +124,7 @@ def require_alike(data: Any) -> None:
 
 
 def refusal_in(text: str) -> UnsupportedError | None:
-    """The error of `require_alike` that a text of TensorFlow's quotes."""
+    """Return the error of `require_alike` that a text of TensorFlow's quotes."""
     found = _SAID.search(text)
     if found is None:
         return None
@@ -147,7 +147,7 @@ def _refusal(names: list[str], rows: list[Any]) -> UnsupportedError:
 
 
 def _known_rows(leaf: Any) -> int | tf.Tensor:
-    """The number of rows of a tensor: Python's, if it is known."""
+    """Return the number of rows of a tensor: Python's, if it is known."""
     count = leaf.shape[0] if leaf.shape.rank else None
     if count is not None:
         return int(count)
@@ -159,7 +159,7 @@ def _known_rows(leaf: Any) -> int | tf.Tensor:
 
 
 def rows_of(data: Any) -> tf.Tensor:
-    """The number of examples: the leading dimension of the first tensor that has one and is cut."""
+    """Return the number of examples: the leading dimension of the first tensor that has one and is cut."""
     for leaf in tf.nest.flatten(data, expand_composites=False):
         if leaf is None or isinstance(leaf, Whole):
             continue
@@ -173,7 +173,7 @@ def rows_of(data: Any) -> tf.Tensor:
 
 
 def slice_rows(data: Any, begin: Any, end: Any) -> Any:
-    """Take rows ``begin`` to ``end`` of every tensor; scalars and what is `Whole` are left as they are."""
+    """Take rows ``begin`` to ``end`` of every tensor; scalars and `Whole` inputs stay as they are."""
 
     def rows(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, Whole):
@@ -190,12 +190,12 @@ def slice_rows(data: Any, begin: Any, end: Any) -> Any:
 
 
 def part_of(data: Any, index: int, shares: Shares) -> tuple[tf.Tensor, Any]:
-    """One replica's number of rows and its data, see `parts_of`."""
+    """Return one replica's number of rows and its data, see `parts_of`."""
     return parts_of(data, Share(index, 1, shares))[0]
 
 
 def bounds_of(data: Any, share: Share) -> tf.Tensor:
-    """The first row of each part that a process takes, and the one behind its last: `Shares.bounds` in a graph."""
+    """Return the first row of each part of a process, and the end of the last: `Shares.bounds` in a graph."""
     if share.shares.are_equal:
         # of all at once: each operation takes time to trace
         return rows_of(data) * np.array(share.edges, np.int32) // share.shares.edges[-1]
@@ -205,7 +205,7 @@ def bounds_of(data: Any, share: Share) -> tf.Tensor:
 
 
 def uneven_bounds(rows: tf.Tensor, edges: Any) -> tf.Tensor:
-    """`Shares.bounds` in a graph, of shares with these edges, which may be a tensor."""
+    """Return `Shares.bounds` in a graph, for shares with these edges, which may be a tensor."""
     replicas = edges.shape[0] - 1
     places = np.arange(replicas + 1, dtype=np.int32)
     found = rows * edges // edges[-1]
@@ -216,7 +216,7 @@ def uneven_bounds(rows: tf.Tensor, edges: Any) -> tf.Tensor:
 
 
 def parts_of(data: Any, share: Share, edges: tf.Tensor | None = None) -> list[tuple[tf.Tensor, Any]]:
-    """The parts of a batch that a process takes, each with its number of rows.
+    """Return the parts of a batch that a process takes, each with its number of rows.
 
     A part without rows is given as one row, a copy of a neighbour's, with the number 0. A batch in one part is not cut,
     so there its inputs may have unlike numbers of rows. ``edges`` are those of shares that move.
@@ -245,7 +245,7 @@ def _between(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
 
 
 def joined(*leaves: Any) -> Any:
-    """The rows of one input in several parts of a batch; the first part's, where each part has it whole."""
+    """Return the rows of one input in several parts of a batch; the first part's, where each part has it whole."""
     one = leaves[0]
     if one is None or isinstance(one, Whole) or one.shape.rank == 0:
         return one

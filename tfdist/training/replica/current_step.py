@@ -1,4 +1,4 @@
-"""The step that a replica is in: the number of its examples, and of those of all replicas."""
+"""The current step of a replica: the number of its examples, and of the examples of all replicas."""
 
 import contextlib
 import threading
@@ -23,21 +23,21 @@ _NO_RULES = Rules()
 
 
 class Sink(Protocol):
-    """The destination of what a replica's step makes."""
+    """The destination of the results of a replica's step."""
 
     def begin(self, current: "Step", *, asks: bool) -> None:
         """Prepare for a step, which has just begun.
 
         Args:
             current: the step.
-            asks: whether it may ask metrics for their results in its middle, see `Step.result_of`.
+            asks: whether the step may ask metrics for their results in its middle, see `Step.result_of`.
         """
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
         """Take this replica's gradients, or None, for an optimizer, and their variables."""
 
     def end(self, logs: Any) -> Any:
-        """The replica's result, given that of the user's step."""
+        """Return the replica's result, given that of the user's step."""
 
 
 class Group(Protocol):
@@ -49,13 +49,13 @@ class Group(Protocol):
 
     @property
     def index(self) -> int:
-        """The number of this one."""
+        """The number of this replica."""
 
     def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """The rows of all, in their order; each may have another number of rows."""
+        """Return the rows of all replicas, in order; their numbers of rows may differ."""
 
     def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """The sum over all, in a shape that may be another in each step."""
+        """Return the sum over all replicas; its shape may differ between steps."""
 
 
 class Step:
@@ -122,7 +122,7 @@ class Step:
         self._asked: Counter[str] = Counter()
 
     def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
-        """The rule by which replicas' values of their examples become that of all examples.
+        """Return the rule by which replicas' values of their examples become that of all examples.
 
         Values of a kind are told apart by their order, which is the same whenever the step is traced.
         """
@@ -140,25 +140,25 @@ class Step:
         return False
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """The sums over replicas, before gradients are known."""
+        """Return the sums over replicas, before gradients are known."""
         if self.is_one_program:
             raise cannot_add_up(what)
         with self.meeting():
             return self.all_reduce(tensors)
 
     def require_others(self, what: str) -> None:
-        """Raise where the other replicas cannot be asked in the middle of the step."""
+        """Raise if the other replicas cannot be asked in the middle of the step."""
         if self.is_one_program:
             raise cannot_add_up(what)
         if self.group.size == 1:
             self.all_reduce([])  # raises where a part of a batch cannot ask others
 
     def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
-        """The factor of this replica's value, with which the sum over replicas is that of one device."""
+        """Return the factor of this replica's value, with which the sum over replicas is that of one device."""
         return tf.cast(self.present, self.share.dtype) if self.is_sum(kind, value, name=name) else self.share
 
     def weight_of_loss(self) -> tf.Tensor:
-        """The weight of the loss of which the step's first gradient will be taken."""
+        """Return the weight of the loss of which the step's first gradient will be taken."""
         is_sum = self.rules.values.get(("gradient", 0)) == "sum"
         return tf.cast(self.present, self.share.dtype) if is_sum else self.share
 
@@ -173,13 +173,13 @@ class Step:
 
 
 def current() -> Step | None:
-    """The step that this thread's replica is in, or None."""
+    """Return the step that this thread's replica is in, or None."""
     return getattr(_current, "step", None)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Compute inside as one device does with one example: nothing is divided by, or added up over, other replicas."""
+    """Compute inside the block like one device with one example, without regard to other replicas."""
     outer = current()
     if outer is None:
         yield
@@ -193,7 +193,7 @@ def alone() -> Iterator[None]:
 
 
 def cannot_add_up(what: str) -> UnsupportedError:
-    """The error where something would add up over replicas in what XLA compiles."""
+    """Return the error for a sum over replicas inside a program that XLA compiles."""
     return UnsupportedError(
         f"jit_compile is True, and {what} adds up over replicas in the middle of a step, which a program of XLA cannot "
         "do: it is made for one device. Pass jit_compile=False to model.compile(), or leave it out.",
@@ -203,5 +203,5 @@ def cannot_add_up(what: str) -> UnsupportedError:
 
 
 def not_logged_as_itself(name: str) -> UnsupportedError:
-    """The error where a compiled step logs more of a metric than its result under its name."""
+    """Return the error for a compiled step that logs more of a metric than its result under its name."""
     return cannot_add_up(f"the result of the metric {name!r}, logged under another name,")

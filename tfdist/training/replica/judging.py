@@ -1,9 +1,10 @@
 """Rules by which results of parts of a batch become those of the whole batch, found by trying.
 
 The result of k examples (``whole``) is compared with those of two parts of them and of the same examples given twice. A
-mean is the mean of the parts' by examples, and twice the examples have the same; a sum is the parts' sum, and twice as
-much of twice the examples. A mask or a contrast between examples is neither: it divides by something else than
-examples. `judge` does this for values, `judge_state` for states, which also depend on their former values.
+mean is the mean of the parts' results weighted by examples, and stays the same for twice the examples. A sum is the sum
+of the parts' results, and doubles for twice the examples. A mask or a contrast between examples is neither: it divides
+by something else than examples. `judge` does this for values, `judge_state` for states, which also depend on their
+former values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ class StateRule:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for the results of a step; what is not listed is a mean."""
+    """The rules for the results of a step; results that are not listed are means."""
 
     values: Mapping[tuple[str, int], Verdict] = field(default_factory=dict)
     states: Mapping[int, StateRule] = field(default_factory=dict)
@@ -53,7 +54,7 @@ def judge(
     tolerance: float,
     is_random: bool = False,
 ) -> Verdict:
-    """The verdict on a value of a batch.
+    """Return the verdict on a value of a batch.
 
     Example:
         >>> x = np.array([1.0, 2.0, 4.0])
@@ -85,7 +86,7 @@ def judge_state(
     tolerance: float,
     is_random: bool = False,
 ) -> Verdict:
-    """The verdict on the values that replicas give a state.
+    """Return the verdict on the values that replicas give a state.
 
     Example:
         >>> x, count = np.array([1.0, 2.0, 4.0]), np.array([7.0])
@@ -137,7 +138,7 @@ def judge_state(
 
 
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict that follows from trials of other examples: of all workers, or of other parts of a batch.
+    """Return the verdict that follows from trials of other examples: of all workers, or of other parts of a batch.
 
     A trial that shows neither a mean nor a sum decides, whatever the others have shown.
 
@@ -156,7 +157,7 @@ def agreed(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def agreed_rule(rules: Sequence[StateRule]) -> StateRule:
-    """The rule of all workers, or of all assignments of one state."""
+    """Return the rule of all workers, or of all assignments of one state."""
     known = [rule for rule in rules if rule.verdict not in ("unknown", "neither")] or list(rules)
     verdict = agreed([rule.verdict for rule in rules])
     if len({round(rule.kept, 5) for rule in known}) > 1:

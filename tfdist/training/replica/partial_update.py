@@ -1,4 +1,4 @@
-"""The update of weights of which this process has a part: of the part alone, as the whole's would be.
+"""The update of weights of which this process has a part: only the part is updated, as the whole would be.
 
 An optimizer's variables have the layouts of their weights, so an update works in the part's shape. Norms and the check
 for finite gradients go over all parts, each once, and a constraint gets the whole weight.
@@ -66,13 +66,13 @@ class Parts:
         return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 
     def are_finite(self, gradients: list[Any]) -> tf.Tensor:
-        """A bool tensor, alike on all members."""
+        """Return whether all gradients are finite, as a bool tensor that is equal on all members."""
         axes = {axis for one in self._shardings.values() for axis in one.axes}
         first = next(iter(self._shardings.values()))
         return norms.are_finite(gradients, lambda vector: first.total([vector], axes)[0])
 
     def _totals(self, squares: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
-        """The squares of whole gradients: each part's summed over its variable's axes."""
+        """Return the squares of whole gradients: each part's summed over its variable's axes."""
         totals = tf.unstack(squares, num=len(variables))
         for index, variable in enumerate(variables):
             if not getattr(self._shardings.get(id(variable)), "counts", True):  # another process has the same part
@@ -112,7 +112,7 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
 
 
 def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
-    """Raise if a variable is cut, or if the optimizer keeps something of one that has not its shape."""
+    """Raise if a variable is cut, or if the optimizer keeps a variable for it in another shape."""
     name = type(optimizer).__name__
     if cut is not None:
         raise UnsupportedError(

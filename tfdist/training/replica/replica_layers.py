@@ -53,7 +53,7 @@ def _next(generator: Any, ordered: bool = True) -> Any:
 
 
 def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of the global batch over the unmasked entries.
+    """Return the mean and variance of the global batch over the unmasked entries.
 
     First the mean is reduced, then the squared distances from it: their sum loses nothing where values are far from
     zero, unlike the difference E(x^2) - E(x)^2, which Keras takes. With a mask Keras also forgets that the layer is

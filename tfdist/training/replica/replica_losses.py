@@ -1,4 +1,4 @@
-"""Compiled losses in a tfdist scope: divided by what all replicas saw.
+"""Compiled losses in a tfdist scope, divided by the divisors of all replicas together.
 
 With S_r the sum of a replica's weighted values, D_r its divisor (elements, valid mask entries, weights) and p_r its
 share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with weights p_r
@@ -34,7 +34,7 @@ def adapt(model: keras.Model) -> None:
 
 
 def _added(layer: keras.layers.Layer, value: Any) -> Any:
-    """Let the mean over replicas of a loss that a layer adds be one device's."""
+    """Make the mean over replicas of a loss that a layer adds equal to one device's."""
     current = current_step.current()
     value = tf.convert_to_tensor(value)
     if current is None or not value.dtype.is_floating:
@@ -54,7 +54,7 @@ def _computed(value: Any, y_pred: Any) -> Any:
 def _reduced(
     value: tf.Tensor, name: str, y_pred: Any, current: current_step.Step, *, can_gather: bool = False
 ) -> tuple[tf.Tensor, Verdict]:
-    """The user's number, such that replicas add up to one device's; and its rule."""
+    """Return the user's number, scaled so that the replicas' sum is one device's, and its rule."""
     if value.shape.rank != 0 or not value.dtype.is_floating:
         return value, "mean"
     rule = current.rule_of("loss", value, name=name, can_gather=can_gather)
@@ -64,13 +64,13 @@ def _reduced(
 
 
 def _stand_in(value: tf.Tensor, y_pred: Any, current: current_step.Step) -> tf.Tensor:
-    """A mean over examples in the place of a loss in a trial, which looks at how the rest of the step reduces."""
+    """Return a mean over examples in place of a loss, for a trial that examines the rest of the step."""
     outputs = [tf.reduce_sum(tf.cast(leaf, value.dtype)) for leaf in tf.nest.flatten(y_pred) if leaf is not None]
     return tf.add_n(outputs) / tf.cast(current.rows, value.dtype) if outputs else value
 
 
 class GlobalLoss:
-    """A loss function that, in a step, reduces over the examples of all replicas; elsewhere the one it wraps."""
+    """A loss function that reduces over the examples of all replicas in a step, and elsewhere is the wrapped one."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -115,7 +115,7 @@ class GlobalLoss:
         return self._of_whole_batch(given, current) if rule == "whole" else reduced
 
     def _of_whole_batch(self, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:
-        """The loss of the whole batch, for each replica; see `across.gathered`."""
+        """Return the loss of the whole batch, for each replica; see `across.gathered`."""
         if current.noted is not None:
             return _stand_in(tf.zeros([]), given[1], current)
         if not across.can_gather(given):

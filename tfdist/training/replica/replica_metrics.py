@@ -1,6 +1,6 @@
-"""Metrics in a tfdist scope: batch logs and epoch logs over the examples of all replicas.
+"""Metrics in a tfdist scope, whose batch logs and epoch logs are over the examples of all replicas.
 
-A step may log a metric under any name, or log what it has made of several, and may act on it. So replicas add up their
+A step may log a metric under any name, or a value computed from several, and may act on it. So replicas add up their
 counts where a step asks for a result: once for all metrics, and again only if one has counted since. Keras' own steps
 ask for all results at their end, where the results follow from sums that travel anyway.
 """
@@ -36,7 +36,7 @@ def _adapt_results(model: keras.Model) -> None:
 
 
 def no_sums(model: keras.Model, rules: Rules) -> set[int]:
-    """The identities of metrics' variables whose values over parts of a batch do not add up."""
+    """Return the identities of metrics' variables whose values over parts of a batch do not add up."""
     numbered = enumerate(keras_model.metrics(model))
     found = [metric for number, metric in numbered if rules.values.get(("metric", number)) in ("whole", "neither")]
     return {id(variable) for metric in found for variable in metric.variables}
@@ -62,16 +62,16 @@ class Totals:
         return [variable for metric in self._model.metrics for variable in metric.variables]
 
     def known(self) -> list[tf.Tensor] | None:
-        """The sums over all replicas, if nothing was counted since they were taken."""
+        """Return the sums over all replicas, if nothing was counted since they were taken."""
         moment = traced_uses.assignments(self.variables)
         return self._sums if moment is not None and moment == self._moment else None
 
     def parts(self) -> list[tf.Tensor]:
-        """This replica's contribution to each variable, by its declared aggregation."""
+        """Return this replica's contribution to each variable, by its declared aggregation."""
         return [self._part(variable) for variable in self.variables]
 
     def result(self, metric: keras.Metric) -> Any:
-        """The metric over all replicas; in a condition, where replicas cannot meet, over this one's."""
+        """Return the metric over all replicas; in a condition, where replicas cannot meet, over this replica."""
         if traced_uses.in_condition():
             return keras_metrics.own_result(metric)
         sums = self.known()
@@ -89,7 +89,7 @@ class Totals:
                 variable.assign(tf.where(self._current.rows > 0, variable.value, self._before[id(variable)]))
 
     def over(self, sums: list[tf.Tensor], ask: Callable[[], Any]) -> Any:
-        """The answer of ``ask`` where the variables have these values."""
+        """Return the result of ``ask`` while the variables have these values."""
         asked, self._current.result_of = self._current.result_of, None  # a metric may ask others that it is made of
         try:
             with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=False))):
@@ -123,7 +123,7 @@ def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
 
 def adapt(model: keras.Model) -> None:
-    """Let a lone number given to a mean or a sum stand for a whole batch, and weigh as the replica's share of it.
+    """Let a lone number given to a mean or a sum stand for a whole batch, weighted by the replica's share of it.
 
     A metric of the user's class counts as it does; it gets the rows of all replicas where its state is no sum over
     examples.
@@ -139,7 +139,7 @@ def adapt(model: keras.Model) -> None:
 def _weighed(
     metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """A number of this replica's examples and its weight in the mean over all; None outside of a step.
+    """Return a number of this replica's examples and its weight in the mean over all; None outside of a step.
 
     A sum over examples is divided by this replica's share of them.
     """
@@ -156,13 +156,13 @@ def _weighed(
 
 
 def _share_by_whole() -> tf.Tensor | None:
-    """This replica's share, where Keras weighs its loss by rows that all replicas have."""
+    """Return this replica's share, if Keras weights its loss by rows that all replicas have."""
     current = current_step.current()
     return current.share if current is not None and current.counts_by_whole else None
 
 
 def _updated(number: int, metric: keras.Metric, *values: Any, **named: Any) -> None:
-    """Count as a metric of the user's does; `Totals` has its state."""
+    """Update a metric of the user's; `Totals` has its state."""
     current = current_step.current()
     if current is not None and current.noted is not None:
         current.noted("metric", number, metric.name, tf.zeros([]), across.can_gather((values, named)))
@@ -184,7 +184,7 @@ def synchronise(
     before: Mapping[int, tf.Tensor],
     training: bool,
 ) -> Any:
-    """The logs of a step over all replicas; layers' states become equal in the same reduction."""
+    """Return the logs of a step over all replicas; layers' states become equal in the same reduction."""
     variables = totals.variables
     touched = {m.name for m in model.metrics if not m.variables or traced_uses.assigned(m.variables)}
     moved = states.Moved(model, current, before) if training else None
@@ -220,9 +220,9 @@ def gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) 
 def _metric_logs(
     model: keras.Model, logs: Any, touched: set[str], totals: Totals, sums: list[Any]
 ) -> dict[str, Any] | None:
-    """The model's metrics evaluated on summed variables, if the logs are these.
+    """Return the model's metrics evaluated on summed variables, if the logs are these.
 
-    They are not where they only share a name with a metric that the step has not touched.
+    Logs that only share a name with a metric that the step has not touched do not count.
     """
     if not isinstance(logs, dict):
         return None
@@ -237,7 +237,7 @@ def are_metrics(model: keras.Model, logs: Any, results: dict[str, Any], touched:
 
 
 def named_scalars(logs: Any) -> list[tuple[str, tf.Tensor]]:
-    """The float scalars in the logs with their names, in the order of `scalars`."""
+    """Return the float scalars in the logs with their names, in the order of `scalars`."""
     pairs = [(name, tf.convert_to_tensor(value)) for name, value in _with_names(logs) if value is not None]
     return [(name, value) for name, value in pairs if value.shape.rank == 0 and value.dtype.is_floating]
 
@@ -249,7 +249,7 @@ def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
-    """The float scalars in the logs, and a function that puts other values in their place."""
+    """Return the float scalars in the logs, and a function that puts other values in their place."""
     flat = tf.nest.flatten(logs)
     tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
     index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]

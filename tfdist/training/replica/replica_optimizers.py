@@ -1,4 +1,4 @@
-"""Optimizers in a tfdist scope: reduce, then unscale, then check, then clip, then apply.
+"""Optimizers in a tfdist scope, which reduce, then unscale, check, clip and apply.
 
 Keras unscales, checks, clips and decays one replica's gradients, and reduces last. Here gradients are reduced as they
 enter `apply`. All that follows works on the gradient of the global batch, equal on every replica, so no condition (loss
@@ -136,7 +136,7 @@ def reduced(
     over_replicas: reducer.OverReplicas,
     scale: Callable[[], Any],
 ) -> list[reducer.Gradient]:
-    """The gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded."""
+    """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded."""
     if services(keras_optimizer.created_under(optimizer)).sharding is None:
         return reducer.stamped(over_replicas.reduce(gradients), scale)
     known = keras_optimizer.known_variables(optimizer) if variables is None else variables
@@ -162,7 +162,7 @@ def build(optimizer: Any, variables: Any) -> None:
 
 
 def weight(optimizer: Any, gradients: list[reducer.Gradient]) -> tf.Tensor | None:
-    """The factor of a replica's gradients before they meet others; None for none.
+    """Return the factor of a replica's gradients before they meet others; None for none.
 
     It is the replica's share of the examples, unless its loss was multiplied by it; gradients that are sums over
     examples add up.

@@ -1,4 +1,4 @@
-"""The step of one replica: what surrounds the user's code, wherever its gradients and results go.
+"""The step of one replica: the frame around the user's code, for any destination of its gradients and results.
 
 A sink takes the results. Two are for training: `OwnVariables`, where a replica applies the reduced gradients itself,
 and `gradient_push.ToChief`, where a worker of parameter servers changes nothing. A third, in `tried_step`, only looks.
@@ -60,14 +60,14 @@ class ReplicaStep:
 
 
 class OwnVariables:
-    """The sink of a replica that changes its own variables, as all others do."""
+    """The sink of a replica that changes its own variables, like all other replicas."""
 
     def __init__(self, model: keras.Model, *, training: bool) -> None:
         self._model = model
         self._training = training
 
     def begin(self, current: current_step.Step, *, asks: bool) -> None:
-        """Note the metrics' former counts, and the states from which a sum of changes begins."""
+        """Record the metrics' former counts, and the initial states of sums of changes."""
         self._current = current
         self._states = states.before(self._model, current) if self._training else {}
         self._totals = replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
@@ -83,9 +83,9 @@ class OwnVariables:
 
 
 def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.Step) -> Any:
-    """The model's outputs for a part of a batch.
+    """Return the model's outputs for a part of a batch.
 
-    Rows that were computed for nothing are dropped; the model decides how many rows an example gives.
+    Rows of padding are dropped; the model decides the number of output rows for each example.
     """
     keras_model.use_global_seed_generator(unseeded)
     replica_layers.adapt(model, unseeded)

@@ -1,4 +1,4 @@
-"""States of layers and models in a tfdist scope: equal on all replicas, and those of one device.
+"""States of layers and models in a tfdist scope, which are equal on all replicas and to those of one device.
 
 All replicas start a step with equal states and change them by their own examples. Keras' own layers keep moving
 averages, which are linear in statistics of the batch: the average of the replicas' states is that of one device. Rules
@@ -25,7 +25,7 @@ _CHOSEN = ("maximum", "minimum", "last")
 
 
 def rule_of(current: current_step.Step, number: int, variable: keras.Variable) -> StateRule:
-    """The rule of the state with this number among `keras_variables.states`."""
+    """Return the rule of the state with this number among `keras_variables.states`."""
     known = current.rules.states.get(number)
     if known is not None and known.verdict not in ("neither", "unknown"):
         return known
@@ -34,13 +34,13 @@ def rule_of(current: current_step.Step, number: int, variable: keras.Variable) -
 
 
 def adapt(model: keras.Model) -> None:
-    """Let replicas combine states at each assignment, where a step uses what it has assigned."""
+    """Let replicas combine states at each assignment, if a step uses the values that it has assigned."""
     for number, variable in enumerate(keras_variables.states(model)):
         keras_variables.override_assign(variable, functools.partial(_assigned, number))
 
 
 def _assigned(number: int, variable: keras.Variable, value: Any) -> Any:
-    """The value that an assignment gives a state, on every replica."""
+    """Return the value that an assignment gives a state, on every replica."""
     current = current_step.current()
     if current is None or current.noted is not None or current.is_one_program or not current.rules.states:
         return value
@@ -56,7 +56,7 @@ def _assigned(number: int, variable: keras.Variable, value: Any) -> Any:
 
 
 def before(model: keras.Model, current: current_step.Step) -> dict[int, tf.Tensor]:
-    """The present values of the states whose changes will be added up, by number."""
+    """Return the present values of the states whose changes will be added up, by number."""
     numbered = enumerate(keras_variables.states(model))
     rules = [(number, variable, rule_of(current, number, variable)) for number, variable in numbered]
     return {number: tf.identity(variable.value) for number, variable, rule in rules if rule.verdict == "sum"}
@@ -97,7 +97,7 @@ class Moved:
 
 
 def _part(value: tf.Tensor, former: tf.Tensor | None, rule: StateRule, current: current_step.Step) -> tf.Tensor:
-    """A replica's contribution to a state over all replicas."""
+    """Return a replica's contribution to a state over all replicas."""
     if rule.verdict != "sum":
         return replica_sums.weighted(value, current.share)
     change = value - _kept(former, rule)
@@ -114,7 +114,7 @@ def _kept(former: tf.Tensor | None, rule: StateRule) -> tf.Tensor:
 
 
 def _chosen(values: list[tf.Tensor], rules: list[StateRule], current: current_step.Step, label: str) -> list[tf.Tensor]:
-    """For each state the value of one replica with examples: the largest, the smallest, or the last one's."""
+    """Return for each state the value of one replica with examples: the largest, the smallest, or the last one's."""
     gathered = replica_sums.gathered_from_replicas([*values, current.present], label)
     *stacks, present = gathered
     there = present > 0

@@ -1,4 +1,4 @@
-"""A replica's forward and backward pass as one program of XLA: `jit_compile=True`.
+"""A replica's forward and backward pass as one XLA program, for `jit_compile=True`.
 
 XLA compiles for one device and knows no collective. So gradients leave the program, and are reduced and applied behind
 it; the metrics' counts are added up there as well. A step that needs other replicas in its middle is refused by name.
@@ -22,13 +22,13 @@ _CANNOT = re.compile(r"Detected unsupported operations when trying to compile gr
 
 
 def program(function: Callable[[], Any]) -> Any:
-    """The result of a function, which reads what it needs from the functions around it."""
+    """Return the result of a function, which reads its inputs from the enclosing functions."""
     # Each replica has a function of its own: another's would be found in its place, with the other's variables.
     return tf.function(_untraced(function), jit_compile=True).get_concrete_function()()
 
 
 def run(user_step: Callable[[Any], Any], data: Any, current: current_step.Step) -> Any:
-    """Run a step with all up to its gradients in one program."""
+    """Run a step, with everything up to its gradients in one program."""
     sink, result_of, kept = current.sink, current.result_of, _Kept(current)
 
     def forward_and_backward() -> Any:
@@ -58,7 +58,7 @@ class _Call(NamedTuple):
 
 
 class _Kept:
-    """The sink inside a program: keeps what optimizers are given."""
+    """The sink inside a program, which keeps the gradients given to optimizers."""
 
     def __init__(self, current: current_step.Step) -> None:
         self._current = current
@@ -83,7 +83,7 @@ class _Kept:
         return logs
 
     def result(self, metric: keras.Metric) -> Any:
-        """A metric's result over this replica alone; where it is logged, that of all replaces it later."""
+        """Return a metric's result over this replica alone; in logs, the result over all replicas replaces it later."""
         asked, self._current.result_of = self._current.result_of, None  # a metric may ask others that it is made of
         try:
             found = keras_metrics.own_result(metric)
@@ -123,7 +123,7 @@ def _joined(gradient: Any, kinds: list[sparse_rows.RowKind] | None) -> Any:
 
 @contextlib.contextmanager
 def named_errors() -> Iterator[None]:
-    """Name the operations that XLA cannot compile where TensorFlow's error says so."""
+    """Name the operations that XLA cannot compile, if TensorFlow's error does."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:

@@ -1,4 +1,4 @@
-"""Compares two runs of a script: which value differs first, by how much, and its kind. Pure functions.
+"""The comparison of two runs of a script: the value that differs first, the difference and its kind. Pure functions.
 
 A difference is relative to the largest number of the value on one device, so small weights are held to their own size.
 Values that are rounding errors relative to their kind are held to a fraction of the kind's size.
@@ -36,10 +36,10 @@ class Difference:
 
     Attributes:
         step: the first step after which it differs; 0 is before the first.
-        kind: one of `KINDS`.
+        kind: the kind of value, one of `KINDS`.
         size: the difference there, relative to the largest number on one device; infinite if incomparable.
         largest: the largest difference over all steps.
-        where: worker and replica, where there are several, and the two numbers.
+        where: the worker and the replica, if there are several, and the two numbers.
     """
 
     step: int
@@ -58,7 +58,7 @@ def compared(
     tolerance: float,
     turned: Sequence[Step] = (),
 ) -> tuple[list[Difference], float]:
-    """The values that differ by more than a tolerance, first cause first, and the largest difference of the rest."""
+    """Return the values that differ by more than a tolerance, first cause first, and the rest's largest difference."""
     rounding = {one.number: one.values for one in turned}
     found: dict[tuple[str, str], Difference] = {}
     rest = 0.0
@@ -82,13 +82,13 @@ def compared(
 
 
 def may_round(differences: Sequence[Difference]) -> bool:
-    """Differences may be rounding, which another run decides: some are of weights, none of batches."""
+    """Return whether differences may be rounding, which another run decides: some in weights, none in batches."""
     found = {one.kind for one in differences}
     return BATCH not in found and not found.isdisjoint(ROUNDING)
 
 
 def other_batches(workers: Sequence[Sequence[Sequence[str]]], reference: Sequence[Sequence[str]]) -> int | None:
-    """The first step of a loop that received other examples than on one device; 0: none, None: none was seen.
+    """Return the first step of a loop with other examples than on one device; 0: none, None: no step was seen.
 
     A step receives the whole batch on each worker, or its part of it.
     """
@@ -138,7 +138,7 @@ def _differences(ours: Step, theirs: Step, turned: Values, who: str, tolerance: 
 
 
 def _group(name: str) -> str:
-    """The group of values of one size: those of a kind, and slots of one name."""
+    """Return the group of values of one size: those of a kind, and slots of one name."""
     kind, _, path = name.partition("/")
     return f"{kind}/{path.rpartition('/')[2]}" if kind == "slot" else name if kind == "log" else kind
 
@@ -181,7 +181,7 @@ def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, toleranc
 
 
 def _is_rounding(value: NDArray[Any], reference: NDArray[Any], turned: NDArray[Any], of_kind: float) -> bool:
-    """A value is no farther from one device than another order of the examples makes it."""
+    """Return whether a value is no farther from one device than another order of the examples makes it."""
     if value.dtype.kind != "f" or not value.shape == reference.shape == turned.shape:
         return False
     apart, by_order = (float(np.abs(one - reference).max(initial=0.0)) for one in (value, turned))

@@ -18,7 +18,7 @@ __all__ = ["Written", "batches", "difference", "reversed_rows"]
 
 
 class Written:
-    """Writes the first steps of a strategy's first input.
+    """A writer of the first steps of a strategy's first input.
 
     ``part`` is this worker's part of a batch and ``spec`` that of a replica's data, both None before there is an input;
     ``is_own`` tells whether each worker reads data of its own.
@@ -55,7 +55,7 @@ class Written:
 
 
 def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int, *, whole: Sequence[str] = ()) -> list[Any]:
-    """The first global batches that the replicas of all workers received, as nests of tensors."""
+    """Return the first global batches that the replicas of all workers received, as nests of tensors."""
     first_of = {part: worker for worker, part in reversed(list(enumerate(parts)))}  # others have the same examples
     files = [sorted(Path(folder, "input", f"worker-{first_of[part]}").iterdir()) for part in sorted(first_of, key=str)]
     found = []
@@ -85,7 +85,7 @@ def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
 
 
 def filled(spec: Any, leaves: Sequence[Any]) -> Any:
-    """A nest like ``spec`` with other leaves in the place of those that are not None."""
+    """Return a nest like ``spec`` with other leaves in the place of those that are not None."""
     left = iter(leaves)
     return tf.nest.map_structure(lambda leaf: None if leaf is None else next(left), spec, expand_composites=False)
 
@@ -123,7 +123,7 @@ def difference(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _leaves(nest: Any) -> list[str]:
-    """The names of a batch's leaves: x, y and sample_weight, and a name or number in these."""
+    """Return the names of a batch's leaves: x, y and sample_weight, and a name or number in these."""
     found = []
     parts = ("x", "y", "sample_weight")
     given = nest if isinstance(nest, tuple) else (nest,)

@@ -1,4 +1,4 @@
-"""Records the first steps of a script's `fit`, under its strategy or on one device.
+"""The recording of the first steps of a script's `fit`, under its strategy or on one device.
 
 The process ends in the call of `fit`; callbacks that write files and validation do not run.
 """
@@ -41,11 +41,11 @@ Fit = Callable[..., Any]
 
 
 class NotComparedError(TfdistError, RuntimeError):
-    """A script cannot be compared; the message says why, and what to do."""
+    """Raised if a script cannot be compared; the message has the reason and the remedy."""
 
 
 class Recorder(keras.callbacks.Callback):
-    """Writes the values after each execution of steps, and ends training after so many."""
+    """A recorder, which writes the values after each execution of steps, and ends training after a number of them."""
 
     def __init__(
         self, steps: int, files: StateFiles, run: Run, before: Callable[[dict[str, Any]], None] = lambda named: None
@@ -171,7 +171,7 @@ def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterat
 
 
 def note_layers(run: Run, model: keras.Model, quiet: Sequence[Any]) -> None:
-    """Note the layers that may compute other numbers here than under the strategy; ``quiet``: those silenced."""
+    """Record the layers that may compute other numbers here than under the strategy; ``quiet`` are silenced ones."""
     layers = keras_model.layers(model)
     if quiet:
         names = ", ".join(layer.name for layer in quiet)
@@ -195,7 +195,7 @@ def _hearing(run: Run) -> Iterator[None]:
 
 
 def _callbacks(given: Any) -> tuple[list[Any], list[str]]:
-    """The callbacks that run, and the names of those that would write."""
+    """Return the callbacks that run, and the names of those that would write."""
     every = getattr(given, "callbacks", given) or []
     every = list(every) if isinstance(every, (list, tuple)) else [every]
     writing = [one for one in every if isinstance(one, _WRITING) or type(one).__module__.startswith("tfdist.")]
@@ -209,7 +209,7 @@ def _parts(folder: str) -> list[int]:
 
 
 def _own(adapter: Any, per_epoch: int | None, counts: list[int]) -> list[list[Any]]:
-    """The batches of the script's own data on one device, ``counts`` of each epoch."""
+    """Return the batches of the script's own data on one device, ``counts`` of each epoch."""
     epochs: list[list[Any]] = []
     iterator: Iterator[Any] | None = None
     for count in counts:
@@ -228,7 +228,7 @@ def _in_epochs(batches: list[Any], counts: list[int]) -> list[list[Any]]:
 
 
 def _same_batches(own: list[list[Any]], under: list[list[Any]], counts: list[int], run: Run) -> list[list[Any]]:
-    """The batches of each epoch to train on: the script's own, unless others were drawn under the strategy."""
+    """Return the batches of each epoch to train on: the script's own, unless others were drawn under the strategy."""
     for mine, theirs, count in zip(own, under, counts, strict=True):
         for place in range(count):
             if place < min(len(mine), len(theirs)):
@@ -250,7 +250,7 @@ def _same_batches(own: list[list[Any]], under: list[list[Any]], counts: list[int
 
 
 def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset with the batches of the next epoch, and their number, at each iteration.
+    """Return a dataset with the batches of the next epoch, and their number, at each iteration.
 
     Keras finds the end of other datasets by a failing step, which may count as an update. So the last epoch, in which
     training ends, is as long as the first.

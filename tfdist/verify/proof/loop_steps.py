@@ -1,4 +1,4 @@
-"""Records the first steps of a script's own loop: the outermost calls in which an optimizer counts an update.
+"""The recording of the first steps of a script's own loop: outermost calls in which an optimizer counts an update.
 
 These are calls of a `tf.function`, `strategy.run`, `train_on_batch` or an optimizer. They are replaced for the whole
 process, which ends with the script.
@@ -30,7 +30,7 @@ __all__ = ["LoopSteps"]
 
 
 class LoopSteps:
-    """Records the steps of loops until a `fit` begins."""
+    """A recorder of the steps of loops, until a `fit` begins."""
 
     def __init__(self, folder: str, kind: str, worker: int, *, steps: int) -> None:
         self._kind, self._steps = kind, steps
@@ -60,13 +60,13 @@ class LoopSteps:
             setattr(owner, name, self._watched(getattr(owner, name), name))
 
     def stop(self) -> None:
-        """Record nothing more, and forget what was recorded: a `fit` begins."""
+        """Stop recording, and discard the records: a `fit` begins."""
         self._is_over = True
         if self._run.epochs:
             self._files.clear()
 
     def end(self) -> None:
-        """Keep what was recorded, if the script has ended before all steps were."""
+        """Keep the records, if the script has ended before all steps were recorded."""
         if not self._is_over and self._run.epochs:
             self._finish()
 
@@ -92,7 +92,7 @@ class LoopSteps:
         return call
 
     def _prepare(self, found: "_Found") -> None:
-        """Before what may be a step: silence layers, give variables their first values, or keep these."""
+        """Prepare for a possible step: silence layers, and give variables their first values or keep these."""
         for model in found.models:
             if id(model) not in self._silenced:
                 self._silenced[id(model)] = model
@@ -106,7 +106,7 @@ class LoopSteps:
         self._updates = found.updates()
 
     def _look(self, given: Any, result: Any) -> None:
-        """After what may have been a step: record it, if an optimizer has counted an update."""
+        """Record a possible step, if an optimizer has counted an update."""
         found = _Found.now()
         updates = found.updates()
         if all(count == self._updates.get(key, 0) for key, count in updates.items()):
@@ -140,7 +140,7 @@ class LoopSteps:
 
 
 class _Found:
-    """The models, optimizers, metrics and strategies of tfdist that there are in this process."""
+    """The models, optimizers, metrics and tfdist strategies in this process."""
 
     def __init__(self, models: list[Any], optimizers: list[Any], metrics: list[Any], strategies: list[Any]) -> None:
         inner = {id(layer) for model in models for layer in keras_model.layers(model)[1:]}
@@ -164,7 +164,7 @@ class _Found:
 
     @property
     def may_be_read(self) -> bool:
-        """Each worker can read all variables by itself, at any time."""
+        """Whether each worker can read all variables by itself, at any time."""
         if not isinstance(self.strategy, KerasTraining):
             return True
         entries = [strategy_table.get(name) for name in strategy_table.names()]

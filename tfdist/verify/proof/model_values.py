@@ -1,6 +1,6 @@
 """The values of a training: weights, optimizer slots and states of every replica of a process.
 
-A name is a kind, a slash, and a path that does not depend on what else the process has made.
+A name is a kind, a slash, and a path that does not depend on other objects of the process.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Values = Mapping[str, Sequence[NDArray[Any]]]
 def kinds(
     variables: Variables, *, weights: Sequence[Any], slots: Sequence[Any], seeds: Sequence[Any]
 ) -> dict[str, keras.Variable]:
-    """Variables by their kinds and paths; metrics, seeds and memories of each replica are left out."""
+    """Return variables by their kinds and paths, without metrics, seeds and memories of each replica."""
     trained, of_optimizers, random = ({id(one) for one in group} for group in (weights, slots, seeds))
     alone = {id(one) for _, _, one in variables.in_shards} - of_optimizers  # memories of each replica
     found = {}
@@ -40,7 +40,7 @@ def kinds(
 
 
 def read(named: Mapping[str, keras.Variable], strategy: Any) -> dict[str, list[NDArray[Any]]]:
-    """The value of each variable on each replica, or the whole of one in parts, by a call on every worker."""
+    """Return the value of each variable on each replica, or the whole of one in parts, by a call on every worker."""
     return {name: _copies(named[name], strategy) for name in sorted(named)}
 
 
@@ -53,14 +53,14 @@ def _copies(variable: keras.Variable, strategy: Any) -> list[NDArray[Any]]:
 
 
 def assign(named: Mapping[str, keras.Variable], values: Values) -> None:
-    """Give variables the values that they had elsewhere, on one device."""
+    """Assign values from another run to variables, on one device."""
     for name, variable in named.items():
         if name in values and tuple(values[name][0].shape) == tuple(variable.shape):
             variable.assign(tf.cast(values[name][0], variable.dtype))
 
 
 def logged(logs: Any) -> Iterator[tuple[str, list[NDArray[Any]]]]:
-    """Yield what a step has logged, by name: numbers, whatever nest they are in."""
+    """Yield the numbers that a step has logged, by name, from any nest."""
     for path, value in keras.tree.flatten_with_path(logs):
         if isinstance(value, (int, float, np.ndarray, np.generic, tf.Tensor, tf.Variable)):
             name = "/".join(map(str, path)) or "result"

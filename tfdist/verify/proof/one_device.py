@@ -1,4 +1,4 @@
-"""A strategy that is one device: the reference of a script that is compared.
+"""A strategy that is one device: the reference for the comparison of a script.
 
 It is TensorFlow's default strategy, but reports the replicas of the script's own strategy, so that batch sizes and
 learning rates that follow from them stay the same.
@@ -18,7 +18,7 @@ __all__ = ["OneDevice", "use"]
 
 
 class OneDevice:
-    """Stands for any strategy, with its arguments; ``replicas`` is the number that the script sees."""
+    """A stand-in for any strategy, with its arguments; ``replicas`` is the number that the script sees."""
 
     replicas = 1
 
@@ -31,7 +31,7 @@ class OneDevice:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas of the script's own strategy; 1 where a step is computed, which is that of all of them."""
+        """The number of replicas of the script's strategy; 1 inside a step, which is the step of all of them."""
         return 1 if self._is_in_step else self.replicas
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
@@ -49,7 +49,7 @@ class OneDevice:
 
 
 def use(replicas: int) -> None:
-    """Make every strategy of `tfdist.strategies` one device, in a process that ends with its script."""
+    """Replace every strategy of `tfdist.strategies` by one device, in a process that ends with its script."""
     kind = type("OneDevice", (OneDevice,), {"replicas": replicas})
     for name in strategies.__all__:
         if isinstance(getattr(strategies, name), type):

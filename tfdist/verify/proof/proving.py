@@ -1,4 +1,4 @@
-"""A script's first steps under a strategy and on one device: both runs, in jobs of their own, and their differences.
+"""The comparison of a script's first steps under a strategy and on one device, in separate jobs.
 
 Loads no TensorFlow. Nothing of the runs is left when a function here returns or raises.
 """
@@ -40,10 +40,10 @@ class Job:
     """A script, and the strategy under which it is compared.
 
     Attributes:
-        run: options of `tfdist run` that start it.
+        run: the options of `tfdist run` that start it.
         script: the script (or, with ``is_module``, a module) and its own arguments.
-        variables: of the environment, for the run under the strategy.
-        steps: how many batches are compared.
+        variables: the environment variables for the run under the strategy.
+        steps: the number of batches to compare.
         timeout_seconds: the longest time for each of the two runs.
     """
 
@@ -62,12 +62,12 @@ class Proof:
     """The outcome of a comparison.
 
     Attributes:
-        text: why it was not compared, or how the script failed.
+        text: the reason why it was not compared, or the failure of the script.
         differences: the values that differ, the first cause first.
-        largest: the largest difference of the others.
-        compared: how many values of each kind were compared.
-        left_out: what was not compared, or done in another way than in the script.
-        hints: what may explain differences.
+        largest: the largest difference of the other values.
+        compared: the number of compared values of each kind.
+        left_out: the parts of the script that were not compared, or done in another way.
+        hints: possible explanations of differences.
     """
 
     strategy: str

@@ -1,4 +1,4 @@
-"""Runs a user's script and records its first training steps; the process ends with the last of them.
+"""A process that runs a user's script, records its first training steps, and ends with the last of them.
 
     python -m tfdist.verify.proof.script_run REQUEST SCRIPT [ARGUMENTS]
 

@@ -33,20 +33,20 @@ class Run:
 
     Attributes:
         loop: "fit", or "loop" if the script has its own.
-        replicas: over all workers, as the script sees them.
+        replicas: the number of replicas over all workers, as the script sees it.
         part: this worker's part of a batch; workers on the same place of a mesh share one.
         is_own: whether each worker reads data of its own.
         epochs: the epoch, from 0, of each execution of steps.
         batches: the number of batches of each epoch.
-        left_out: what was not compared, or done in another way than in the script.
+        left_out: the parts of the script that were not compared, or done in another way.
         random: the user's layers that draw random numbers.
         is_short: whether a layer computes in floats of 16 bits.
-        normalising: layers with statistics of each replica.
-        seen: for each step of a loop, digests of its data; empty where nothing was seen.
-        others: what was wrong with each step's batch on one device: "", "rows" or "examples".
-        details: for steps with other rows, which input has how many.
-        whole: names of the inputs that every replica has whole.
-        said: warnings of tfdist while the steps ran.
+        normalising: the layers with statistics of each replica.
+        seen: for each step of a loop, digests of its data; empty if none was seen.
+        others: the difference of each step's batch from one device: "", "rows" or "examples".
+        details: for steps with other rows, the number of rows of each input.
+        whole: the names of the inputs that every replica has whole.
+        said: the warnings of tfdist while the steps ran.
     """
 
     loop: str = "fit"
@@ -94,7 +94,7 @@ class StateFiles:
 
     @classmethod
     def of_all(cls, folder: str | os.PathLike[str], kind: str) -> "list[StateFiles]":
-        """Those of every worker that has written some, by its number."""
+        """Return the files of every worker that has written some, by its number."""
         found = sorted(int(path.name.rpartition("-")[2]) for path in Path(folder, kind).glob("worker-*"))
         return [cls(folder, kind, worker) for worker in found]
 
@@ -110,7 +110,7 @@ class StateFiles:
             path.unlink()
 
     def end(self, run: Run) -> None:
-        """Keep what is said of the run."""
+        """Store the facts about the run."""
         _replace(self._folder / "run.json", json.dumps(asdict(run)).encode())
 
     def run(self) -> Run | None:
@@ -137,7 +137,7 @@ class StateFiles:
 
 
 def digest_of(value: NDArray[Any]) -> str:
-    """A digest of an array's dtype, shape and bytes."""
+    """Return a digest of an array's dtype, shape and bytes."""
     value = np.ascontiguousarray(value)
     found = hashlib.sha256(f"{value.dtype.str}{value.shape}".encode())
     found.update(value.tobytes() if value.dtype.kind in "US" else value.data if value.size else b"")
@@ -145,7 +145,7 @@ def digest_of(value: NDArray[Any]) -> str:
 
 
 def storable(value: Any) -> NDArray[Any]:
-    """A value as an array that NumPy stores without a pickle: floats that it does not know become float32."""
+    """Return a value as an array that NumPy stores without a pickle: floats that it does not know become float32."""
     array = np.asarray(value)
     if array.dtype.kind == "O":
         return array.astype("S")
@@ -153,7 +153,7 @@ def storable(value: Any) -> NDArray[Any]:
 
 
 def _distinct(values: Sequence[Any]) -> list[NDArray[Any]]:
-    """The values of all replicas; one if all are the same."""
+    """Return the values of all replicas; one if all are the same."""
     arrays = [storable(value) for value in values]
     same = all(digest_of(one) == digest_of(arrays[0]) for one in arrays[1:])
     return arrays[:1] if same else arrays

@@ -1,1 +1,1 @@
-"""Symbolic tensors: the graphs of models, models within models, and what hangs on a tensor."""
+"""Symbolic tensors: the graphs of models, nested models, and attributes of tensors."""

@@ -136,7 +136,7 @@ def makers(calls: Sequence[Call], tensors: Sequence[Any]) -> list[Any]:
 
 
 def successors(calls: Sequence[Call], outputs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The operations called once whose result goes to exactly one other operation called once, with that operation."""
+    """Return pairs of operations called once, where the result of the first goes to the second alone."""
     counts = collections.Counter(id(call.operation) for call in calls)
     takers: dict[int, list[Any]] = collections.defaultdict(list)
     for call in calls:

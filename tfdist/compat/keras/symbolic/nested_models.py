@@ -1,4 +1,4 @@
-"""Flattens nested models into one list of calls; Keras' graphs stay as they are.
+"""The flattening of nested models into one list of calls; Keras' graphs stay as they are.
 
 Each call of a model gets symbolic tensors of its own in place of those of its graph.
 
@@ -43,7 +43,7 @@ class _Entrance(keras.Operation):
 
 
 def flattened(graph: graphs.Functional) -> Flat:
-    """The calls of a graph, nested models expanded; one with its own `call` or several inputs stays one call."""
+    """Return the calls of a graph, nested models expanded; one with its own `call` or several inputs stays one call."""
     calls: list[graphs.Call] = []
     names = {id(tensor): tensor for tensor in graph.inputs}
     _add(calls, graph, names, "", is_nested=False)

@@ -118,12 +118,12 @@ class ShardedVariable:
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """As of any variable."""
+        """The same as of any variable."""
         return self.shard.synchronization
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """As of any variable."""
+        """The same as of any variable."""
         return self.shard.aggregation
 
     @property
@@ -199,7 +199,7 @@ for _name in sorted(tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}):  #
 
 
 def sharding_of(variable: Any) -> Any:
-    """Return how a Keras variable lies on the mesh, or None where this process has the whole."""
+    """Return the layout of a Keras variable on the mesh; None if this process has the whole."""
     value = keras_variables.value_of(variable)
     return value.sharding if isinstance(value, ShardedVariable) else None
 
@@ -229,7 +229,7 @@ def part_of(variable: Any) -> Any:
 
 
 def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
-    """Rows of the current replica's part; reading all of it would copy it once an update has changed rows in place."""
+    """Return rows of the current replica's part; reading the whole would copy it after an update in place."""
     value = keras_variables.value_of(variable)
     replica = 0 if len(value.shardings) == 1 else tf_strategies.local_replica(value._distribute_strategy)
     return tf.gather(tf_strategies.copies(innermost(value))[replica or 0], indices)

@@ -88,7 +88,7 @@ class StagedVariable(ShardedVariable):
         return self._made
 
     def _in_stage(self, made: Any) -> Any:
-        """Return what stands for what the stage has, given this process's variable."""
+        """Return the stand-in for the stage's variable, given this process's variable."""
         within = self.sharding.within
         return made if within is None else ShardedVariable(made, [within], self._distribute_strategy)
 
@@ -132,12 +132,12 @@ class StagedVariable(ShardedVariable):
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """As of any variable."""
+        """The same as of any variable."""
         return self._kwargs["synchronization"] or tf.VariableSynchronization.AUTO
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """As of any variable."""
+        """The same as of any variable."""
         return self._kwargs["aggregation"] or tf.VariableAggregation.NONE
 
 

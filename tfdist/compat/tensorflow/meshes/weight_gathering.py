@@ -94,7 +94,7 @@ class Gathers:
         return around.as_default()
 
     def in_turn(self, gather: Callable[[], tf.Tensor], again: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Return what is gathered; in a graph when weights before it have been used."""
+        """Return the gathered weight; in a graph, after earlier weights have been used."""
         if tf.executing_eagerly():
             return gather()
         before = self._of_graph.setdefault(tf.compat.v1.get_default_graph(), [])

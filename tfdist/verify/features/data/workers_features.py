@@ -62,12 +62,12 @@ def generators_differ(ctx: Context) -> Outcome:
 
 
 def _own(worker: int) -> tuple[np.ndarray, np.ndarray]:
-    """A worker's own examples: 40 of the first, 24 of the second, and so on in turn."""
+    """Return a worker's own examples: 40 of the first, 24 of the second, and so on in turn."""
     return regression((40, 24)[worker % 2], seed=30 + worker)
 
 
 def _parts(array: np.ndarray, parts: int) -> list[np.ndarray]:
-    """The parts into which batches of eight rows are cut for that many steps each."""
+    """Return the parts into which batches of eight rows are cut for that many steps each."""
     batches = [b for (b,) in in_batches(array, size=8)]
     return [b[len(b) * part // parts : len(b) * (part + 1) // parts] for b in batches for part in range(parts)]
 

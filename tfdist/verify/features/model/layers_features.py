@@ -31,7 +31,7 @@ def _fit_normalized(ctx: Context, rows: int, *, synchronized: bool = False) -> O
 
 
 def _ghost_batches(rows: int) -> Function:
-    """The reference of an unsynchronised BatchNormalization: one device that splits batches as replicas do.
+    """Return the reference of an unsynchronised BatchNormalization: one device that splits batches as replicas do.
 
     Replica r of N normalises rows ``B*r//N`` to ``B*(r+1)//N`` of a batch of B by their own statistics. Gradients,
     losses and moving statistics are averaged over replicas, weighted by examples.
@@ -132,7 +132,7 @@ def _draws(ctx: Context, layer: Any, *, fits: int) -> list[np.ndarray]:
 
 
 def _is_random(ctx: Context, layer: Any) -> tuple[np.ndarray, Outcome]:
-    """A layer's draws, and whether they are what random draws of all replicas together must be."""
+    """Return a layer's draws, and whether they are what random draws of all replicas together must be."""
     keras.utils.set_random_seed(6)
     first, second = _draws(ctx, layer, fits=2)
     keras.utils.set_random_seed(6)

@@ -19,7 +19,7 @@ def _texts(rows: int) -> np.ndarray:
 
 
 def _model(embed: Callable[..., Any], *, tables: int = 2, length: int | None = _LENGTH) -> Any:
-    """A model of what a function makes of words and tables, (batch, length, 4), and of kernels."""
+    """Return a model of what a function makes of words and tables, (batch, length, 4), and of kernels."""
 
     class Embed(keras.layers.Layer):
         def __init__(self) -> None:

@@ -13,7 +13,7 @@ _AROUND_OTHERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 
 
 def _of_keras() -> dict[str, Any]:
-    """An optimizer of each kind, further ones whose options make more variables, and those around others."""
+    """Return an optimizer of each kind, further ones whose options make more variables, and those around others."""
     optimizers = keras.optimizers
     kinds = {
         name: kind
