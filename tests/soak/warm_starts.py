@@ -1,4 +1,4 @@
-"""How long a job takes to the end of its first step: plain Keras in one process, two workers cold and warm, in turns.
+"""Seconds to the end of a job's first step: plain Keras in one process, two workers cold and warm, in turns.
 
     python -m tests.soak.warm_starts --rounds 7
 

@@ -1,4 +1,4 @@
-"""What a process has read while it imported modules, what of it has changed, and what would have hidden a module.
+"""A record of what a process reads while it imports modules: later changes and files that hide a module are found.
 
 In a worker the same hook looks for variables that come too late: a script that sets one for a library before it
 imports that library finds it imported already.
@@ -70,7 +70,7 @@ class ImportRecord:
         return next((folder for folder, seen in self._folders.items() if self._seen(folder) != seen), "")
 
     def hidden_by(self, folder: str) -> str:
-        """A file in a script's folder that a module from elsewhere was imported in place of; empty if there is none."""
+        """A path in a script\'s folder with the name of a module that was imported from elsewhere; empty: none."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 name = entry.name.partition(".")[0]
@@ -92,7 +92,7 @@ class ImportRecord:
         self._hear = self._hear_script
 
     def _seen(self, folder: str) -> frozenset[str]:
-        """What in a folder of `sys.path` the imports may have found, or may find now."""
+        """The names in a folder of `sys.path` that imports may have found, or may find now."""
         try:
             names = os.listdir(folder)
         except OSError:

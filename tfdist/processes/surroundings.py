@@ -1,4 +1,4 @@
-"""What a process has from the one that started it, and so what a worker forked elsewhere would have otherwise.
+"""The surroundings of a process: a worker that is forked elsewhere would have others than its agent gives.
 
 `identity` is what must be equal: libraries have read it while they were imported, or it cannot be handed over.
 `Conditions` are handed over.
@@ -64,7 +64,7 @@ def of_imports(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def identity(environ: Mapping[str, str]) -> dict[str, str]:
-    """What must be equal in this process and in one that a worker with this environment is forked from, by its name."""
+    """The named values that must be equal here and in a process that a worker with this environment is forked from."""
     status = _status()
     root = os.stat("/")
     spaces = {one: os.readlink(f"/proc/self/ns/{one}") for one in sorted(os.listdir("/proc/self/ns"))}
@@ -101,7 +101,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a worker inherits and a forking process can hand over.
+    """The things that a worker inherits and a forking process can hand over.
 
     Attributes:
         umask: of new files.
@@ -193,7 +193,7 @@ def _entries(text: str) -> list[str]:
 
 
 def _text(path: str) -> str:
-    """What is in a file of the kernel; empty where it cannot be read."""
+    """The text of a file of the kernel; empty where it cannot be read."""
     try:
         return Path(path).read_text().rstrip("\0\n")
     except OSError:

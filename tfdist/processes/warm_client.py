@@ -45,7 +45,7 @@ class WarmProcess:
 
 
 class Keeper:
-    """What forks the workers of one job; a worker ends with it, and it ends with this object's `close`."""
+    """The keeper of one job, which forks its workers; it ends with `close`, and they end with it."""
 
     def __init__(self, connection: socket.socket, pid: int, warm: int) -> None:
         self.pid, self.warm = pid, warm
@@ -84,7 +84,7 @@ class Kept:
         self._code: int | None = None
 
     def ended(self) -> int | None:
-        """How it has ended, as `subprocess.Popen.returncode` has it; None: it has not. Its number is still its own."""
+        """The code of its end, as `subprocess.Popen.returncode` has it; None: it runs. Its number is still its own."""
         if self._code is None:
             try:
                 said = self._channel.recv(forking.NUMBER.size)
@@ -217,7 +217,7 @@ def _remove_dead(folder: Path) -> None:
 def _asked(
     path: Path, what: str, more: Mapping[str, Any] | None = None, descriptors: tuple[int, ...] = ()
 ) -> tuple[socket.socket, dict[str, Any]]:
-    """What the process at this socket answers, and the connection to it; an `OSError` if there is none of this user."""
+    """The connection to the process at this socket, and its answer; an `OSError` if there is none of this user."""
     about = path.parent.stat(follow_symlinks=False)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
         raise PermissionError(f"{path.parent} is not private")

@@ -130,7 +130,7 @@ def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, s
 
 
 def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What a process of the same user asks, and the descriptors that come with it."""
+    """The request of a process of the same user, and the descriptors that come with it."""
     connection.settimeout(_PATIENCE_SECONDS)
     if user_of(connection) != os.geteuid():
         raise PermissionError("the request is another user's")

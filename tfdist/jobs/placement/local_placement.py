@@ -288,7 +288,7 @@ class LocalProcess:
 
 
 def _end_of(child: int) -> int | None:
-    """How a child has ended, which stays a zombie; None if it has not."""
+    """The return code of a child, which stays a zombie; None if it has not ended."""
     with contextlib.suppress(ChildProcessError):
         result = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if result is not None:
