@@ -4,12 +4,14 @@ import json
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from tfdist.bench import guard_bench
-from tfdist.bench.guard_bench import BEFORE, NOW, GuardBench, GuardReport, Table
+from tfdist.bench.guard_bench import BEFORE, NOW, GuardBench, GuardReport
+from tfdist.bench.suite import Table
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, TfdistError
 
@@ -64,7 +66,7 @@ def test_the_table_names_what_is_slower() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"wheel": "a", "ref": "b"}, {"ref": "b", "rounds": 0}])
-def test_options_are_checked(options: dict[str, object]) -> None:
+def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         GuardBench(**options)
 
@@ -87,7 +89,7 @@ def test_another_tfdist_than_that_of_the_side_is_not_measured(tmp_path: Path, mo
             Path(command[-3]).write_text(json.dumps({"tfdist": one, "seconds": {"fit": 1.0}}))
         return subprocess.CompletedProcess(command, 3, stdout=b"the reason")
 
-    monkeypatch.setattr(guard_bench.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(TfdistError, match="the reason"):
         guard_bench._measured(tmp_path, "alone", 1, tmp_path)
     said.append(str(tmp_path))

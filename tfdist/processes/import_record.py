@@ -70,7 +70,7 @@ class ImportRecord:
         return next((folder for folder, seen in self._folders.items() if self._seen(folder) != seen), "")
 
     def hidden_by(self, folder: str) -> str:
-        """A file in a script's folder that a module from elsewhere was imported in place of; empty if there is none."""
+        """A path in a script\'s folder with the name of a module that was imported from elsewhere; empty: none."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 name = entry.name.partition(".")[0]
