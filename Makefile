@@ -44,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # Four processes, each with whole files, which tests/conftest.py puts in order: much of the time one waits for what it
-# has started. Three kept two cores busy for three quarters of the time; a fourth collects and forks for 25 CPU seconds.
+# has started.
 SHARED := -n 4 --dist loadfile --no-loadscope-reorder
 
 # What the images have beside tfdist itself; tests/unit/test_docker_locks.py reads these lines.
