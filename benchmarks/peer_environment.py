@@ -23,7 +23,7 @@ class PeerEnvironment:
         whole.write_text(json.dumps(requirements), encoding="utf-8")
 
     def ask(self, what: str, **setup: Any) -> Any:
-        """Return what a turn found."""
+        """Run a turn of the peer, and return its result."""
         into = self._folder / "found.json"
         asked = json.dumps({**setup, "into": str(into)})
         subprocess.run([self._python, self._side, what, asked], check=True, timeout=_TURN_SECONDS, cwd=self._folder)

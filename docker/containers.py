@@ -54,7 +54,7 @@ class Layer:
 
 
 class Store:
-    """Where images are kept: a folder of ours, beside the system's own.
+    """A folder of images and containers, apart from the system's own store.
 
     Args:
         folder: of images, containers and what they need while they run.
@@ -87,7 +87,7 @@ class Store:
         self.buildah("build", *options, *given, "--file", dockerfile, context, seconds=7200.0)
 
     def config(self, image: str) -> dict[str, Any]:
-        """Return what an image says of how it is run, as Docker has it."""
+        """Return the configuration of an image, in Docker's form."""
         return json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]["config"]
 
     def layers(self, image: str) -> list[Layer]:
@@ -166,7 +166,7 @@ def specification(
     network: str,
     shm: str,
 ) -> dict[str, Any]:
-    """Return what runc is told: its own proposal, with what the image and the caller say."""
+    """Return the configuration for runc: its own proposal, with the settings of the image and of the caller."""
     uid, _, gid = config["User"].partition(":")
     template = json.loads(_proposal())
     process = template["process"]
@@ -242,7 +242,7 @@ class Container:
         subprocess.run(self._runc("kill", self.identity, name), check=False, timeout=30)
 
     def remove(self) -> None:
-        """End what runs in it, and forget it."""
+        """End the processes of the container, and delete it."""
         subprocess.run(self._runc("delete", "--force", self.identity), check=False, timeout=60)
 
     def _runc(self, *arguments: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""What MkDocs calls while it builds the site: its pages are those of the repository, under the same names.
+"""The hooks that MkDocs calls while it builds the site: its pages are the repository's, under the same names.
 
-MkDocs takes the pages of one folder. Here some stand elsewhere, beside what they are about: the README, the cards of
-the strategies, the notes on images. The site has the tree of the repository, so a link that leads somewhere on GitHub
-leads there on the site as well, and no page is written twice.
+MkDocs takes the pages of one folder. Some pages of the repository stand in other folders, beside their subjects: the
+README, the cards of the strategies, the notes on images. The site has the tree of the repository. So a link leads to
+the same page on GitHub and on the site, and no page is written twice.
 """
 
 import re

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ecosystem.results import FILE, Result, Results, tables
+from ecosystem.results import FILE, Result, Results, reason, tables
 from ecosystem.rows import ROWS_OF_THE_TABLE
 from tfdist import verify
 from tfdist.errors import ConfigError
@@ -109,6 +109,7 @@ class _Keeping:
         today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
         with self._lock:
             told = cell.detail if cell.is_bad else cell.detail.partition("\n")[0]
+            told = reason(cell) if cell.status == "refused" else told
             self._results.add(Result(dataclasses.replace(cell, detail=told), self._versions, today))
             print(f"{cell.column:24}{cell.feature:32}{cell.text:16}{cell.seconds:6.0f} s", flush=True)
             for line in cell.detail.splitlines()[:12] if cell.status != "green" else ():

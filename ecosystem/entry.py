@@ -1,4 +1,4 @@
-"""What describes a model of the ecosystem and how it is trained: data, which `rows.py` makes rows of a matrix of."""
+"""Descriptions of models of the ecosystem and of their training; `rows.py` makes rows of a matrix from them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Examples = tuple[Inputs, Any, np.ndarray | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a model is trained, beside plain float32.
+    """A way to train a model; by default, in plain float32.
 
     Attributes:
         policy: the dtype policy while the model is made.

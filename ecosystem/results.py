@@ -1,7 +1,8 @@
-"""What came of the rows: kept in a file after each cell, so a run goes on where one ended, and shown as a table."""
+"""Results of the rows: a file that each cell is added to, so that a run resumes where another ended, and a table."""
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from tfdist.verify.matrix_report import Cell
 #: what the page shows; `make goldens` puts its table into docs/ecosystem.md
 FILE = Path(__file__).with_name("results.json")
 _LONGEST_REASON = 400
+# Keras writes which layer was called above what an error within it says, and that in bold.
+_OF_A_LAYER, _COLOURS = "Exception encountered when calling ", re.compile(r"\x1b\[[0-9;]*m")
+_NAMED = re.compile(r"'[^']+'")
 
 
 @dataclass(frozen=True)
@@ -83,19 +87,21 @@ def _text(result: Result | None, reasons: dict[str, int]) -> str:
         return ""
     if result.cell.status != "refused":
         return result.cell.text
-    return f"refused ({reasons.setdefault(_reason(result.cell), len(reasons) + 1)})"
+    told = _NAMED.sub("...", reason(result.cell))  # a refusal of other layers is the same
+    return f"refused ({reasons.setdefault(told, len(reasons) + 1)})"
 
 
-def _reason(cell: Cell) -> str:
-    """The first line of what the refusal says, without which worker says it."""
-    line = cell.detail.splitlines()[0]
-    who, _, said = line.partition(": ")
-    line = said if who.startswith("worker ") else line
+def reason(cell: Cell) -> str:
+    """The first line of what the refusal says, without which worker says it, and within the call of which layer."""
+    lines = [line for line in _COLOURS.sub("", cell.detail).splitlines() if line.strip()]
+    who, _, said = lines[0].partition(": ")
+    lines[0] = said if who.startswith("worker ") else lines[0]
+    line = lines[1] if lines[0].startswith(_OF_A_LAYER) and len(lines) > 1 else lines[0]
     return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."
 
 
 def _versions(results: Results) -> str:
-    """Which packages ran on which days."""
+    """Return the versions of packages, with the days of their runs."""
     days: dict[str, list[str]] = {}
     for result in results:
         text = ", ".join(f"{name} {version}" for name, version in result.versions.items())

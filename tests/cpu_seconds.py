@@ -65,7 +65,7 @@ class Meter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Add what a process tells that has ended; one that has crashed tells nothing."""
+        """Add the seconds of a process that has ended; one that has crashed reports none."""
         told = getattr(node, "workeroutput", {})
         self.seconds.update(told.get("cpu_seconds", {}))
         self.tests.update(told.get("cpu_seconds_of_tests", {}))

@@ -1,4 +1,4 @@
-"""What strangers, and clients that break a rule, do to the server of a federation over real sockets."""
+"""Attempts of strangers, and of clients that break a rule, on a federation's server over real sockets."""
 
 import os
 import socket
@@ -163,7 +163,7 @@ STRANGERS: tuple[Callable[[Target], None], ...] = (
 
 
 def broken(largest: int) -> dict[str, bytes]:
-    """What a client sends that breaks a rule."""
+    """Return messages of a client that break a rule, by name."""
     return {
         "too large": struct.pack("<4sIQ", b"tff1", 10, largest + 1),
         "no header": struct.pack("<4sIQ", b"tff1", 10, 0) + b"0123456789",

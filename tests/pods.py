@@ -71,7 +71,7 @@ def network(pods: Mapping[str, Sequence[str]] | None = None) -> Iterator[Network
 
 
 def why_not() -> str:
-    """Why there can be no pods here; empty when there can."""
+    """Return the reason why this machine can have no pods; empty if it can."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return "ip (iproute2) or unshare (util-linux) is missing"
     try:

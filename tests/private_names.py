@@ -1,4 +1,4 @@
-"""Which private names of the frameworks a file of `tfdist/compat` uses, read off its source.
+"""The private names of the frameworks that a file of `tfdist/compat` uses, read from its source.
 
 Used by tests/integration/test_compat.py, which has an assertion for each.
 """
@@ -21,7 +21,7 @@ def files() -> list[Path]:
 
 
 def file(path: Path) -> str:
-    """How a file of `compat` is called, such as `keras/model.py`."""
+    """Return the path of a file within `compat`, such as `keras/model.py`."""
     return path.relative_to(COMPAT).as_posix()
 
 
@@ -36,7 +36,7 @@ def imports(path: Path) -> list[tuple[str, str]]:
 
 
 def attributes(path: Path) -> list[tuple[str, str, str]]:
-    """What a file takes out of the modules, and the TensorFlow context, that it imports: module, name and attribute."""
+    """Return module, name and attribute of all that a file reads from private modules and TensorFlow's context."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     known = {
         alias.asname or alias.name: (node.module, alias.name)
@@ -102,7 +102,7 @@ def _overriding(tree: ast.AST) -> set[str]:
 
 
 def _own(tree: ast.Module) -> set[str]:
-    """What the module itself or a class of its own defines."""
+    """Return the names that the module or one of its own classes defines."""
     found = {name for node in _classes(tree, foreign=False) for name in _defined(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -66,7 +66,7 @@ def masked() -> Any:
 
 
 def hung() -> list[Any]:
-    """What hangs on a tensor of a graph, on its activations, on a softmax, and on a masked one before attention."""
+    """Return the attributes of a graph's tensor, its activations, a softmax, and a masked one around attention."""
     noted: list[Any] = []
 
     def compute(x: tf.Tensor) -> None:

@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def autoscaled(head: int, more: int) -> dict[str, Any]:
-    """Return what a head needs so that Ray's autoscaler adds nodes."""
+    """Return the options with which a head lets Ray's autoscaler add nodes."""
     from tests import ray_provider
 
     folder = os.environ["RAY_TMPDIR"]

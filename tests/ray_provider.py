@@ -30,7 +30,7 @@ _NOTHING = (  # nothing is set up on a node that is this machine
 
 
 def config(folder: str, head: dict[str, float], each: dict[str, float], most: int) -> dict[str, Any]:
-    """Return what the autoscaler is told.
+    """Return the configuration of the autoscaler.
 
     Args:
         folder: for what nodes write.

@@ -48,7 +48,7 @@ def commands() -> list[str]:
 
 
 def problems(shown: Iterable[str], marked: Mapping[str, str], *, complete: bool) -> list[str]:
-    """Return what is wrong with the marks.
+    """Return the problems of the marks.
 
     Args:
         shown: the commands of the README.

@@ -69,7 +69,7 @@ def refused(
 
 
 def words(text: str) -> int:
-    """How many words a text has; names with digits, flags and paths are none.
+    """Count the words of a text, without flags, paths and names with digits.
 
     Example:
         >>> words("worker 1 of /a/b needs -n 2")

@@ -1,6 +1,6 @@
-"""What Flower does in a turn: `python flower_side.py secure|rounds JSON`, in an environment that has Flower.
+"""Flower's part of a turn: `python flower_side.py secure|rounds JSON`, in an environment that has Flower.
 
-secure: server and nodes are in this process: messages cross no network, and only processor time counts.
+secure: server and nodes are in this process, so messages cross no network, and only processor time counts.
 rounds: Flower's simulation, whose clients train softmax regression in NumPy, without a framework.
 """
 

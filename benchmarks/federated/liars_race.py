@@ -70,7 +70,7 @@ class LiarsBench(Suite):
 
     @property
     def liars(self) -> int:
-        """How many lie."""
+        """The number of clients that lie."""
         return max(1, round(self.part * self.clients))
 
     def run(self, told: Told = untold) -> "LiarsReport":
@@ -148,7 +148,7 @@ def _app(setup: LiarsBench, split: str, seed: int) -> App:
 
 @dataclass(frozen=True, kw_only=True)
 class LiarsReport(Report):
-    """What came of it.
+    """The accuracy under each rule and attack.
 
     Attributes:
         accuracy: split -> rule -> attack -> accuracy on the test data, one for each seed.

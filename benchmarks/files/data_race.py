@@ -63,7 +63,7 @@ class DataBench(Suite):
     )
 
     def examples(self, kind: str, subject: str) -> int:
-        """Return how many examples a turn has."""
+        """Return the number of examples of a turn."""
         if kind == "resume":
             return 1
         if subject == "write":
@@ -131,7 +131,7 @@ def measured(
 
 @dataclass(frozen=True)
 class DataTarget:
-    """What is asked of a ratio.
+    """The bound that a ratio must meet.
 
     Attributes:
         of: "cpu" or "speed" (examples per second) or "time", against the peer.
@@ -144,7 +144,7 @@ class DataTarget:
     at_least: bool
 
     def is_met(self, value: Quartiles) -> bool:
-        """Return whether the median meets it."""
+        """Return whether the median meets the bound."""
         return value.median >= self.bound if self.at_least else value.median <= self.bound
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class DataRow:
 
     @property
     def target(self) -> DataTarget | None:
-        """What is asked of it."""
+        """The bound that the ratio must meet; None where there is none."""
         return TARGETS.get((self.subject, self.kind, self.way))
 
     @property
@@ -228,7 +228,7 @@ class DataReport(Report):
     left_out: Mapping[str, str]
 
     def peer(self, row: DataRow) -> DataRow:
-        """Return what a row is compared with."""
+        """Return the peer's row, with which a row is compared."""
         wanted = (row.subject, row.kind, row.peer)
         return next(each for each in self.rows if (each.subject, each.kind, each.way) == wanted)
 
@@ -312,7 +312,7 @@ def _ratios(report: DataReport, row: DataRow, *names: str) -> list[str]:
 
 
 def label(way: str) -> str:
-    """Return what a way of reading is called in the picture.
+    """Return the name of a way of reading in the picture.
 
     Example:
         >>> label("fixed, numpy, later epochs")

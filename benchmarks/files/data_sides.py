@@ -34,7 +34,7 @@ _Columns = dict[str, Any]
 
 
 def prepare(setup: DataBench, folder: Path) -> None:
-    """Write what is read: rows and pictures, as tfdist writes them and as TensorFlow's own tools do."""
+    """Write the data to read: rows and pictures, as tfdist writes them and as TensorFlow's own tools do."""
     for kind, columns in (("rows", _rows(setup.rows)), ("images", _pictures(setup.images))):
         if not (folder / kind / "manifest.json").is_file():
             _write_examples(columns, folder / f"{kind}-examples")
@@ -44,7 +44,7 @@ def prepare(setup: DataBench, folder: Path) -> None:
 
 
 def writing(setup: DataBench, folder: Path) -> dict[tuple[str, str], Arm]:
-    """Return what writes, by the kind of data and the way."""
+    """Return the functions that write, by the kind of data and the way."""
     place = folder / "written"
 
     def examples(columns: _Columns) -> Arm:
@@ -63,7 +63,7 @@ def writing(setup: DataBench, folder: Path) -> dict[tuple[str, str], Arm]:
 
 
 def reading(folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, str]]:
-    """Return what reads, by the kind of data and the way; and what is left out, with the reason."""
+    """Return the functions that read, by the kind of data and the way; and the reasons why others are left out."""
     arms: dict[tuple[str, str], Arm] = {}
     left_out: dict[str, str] = {}
     engines: dict[str, bool | None] = {"numpy": False, "native": None}
@@ -90,7 +90,7 @@ def reading(folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, str]]:
 
 
 def resuming(setup: DataBench, folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, int]]:
-    """Return what reads one batch, at the start and in the middle; and how many bytes say where reading stands."""
+    """Return functions that read one batch, at the start and in the middle; and the bytes of a reader's state."""
     where, batch = folder / "rows", BATCH["rows"]
     begun = read(where, global_batch_size=batch)
     state = begun.state(begun.steps // 2)
@@ -178,7 +178,7 @@ def _sequential(folder: Path, kind: str, batch_size: int) -> tf.data.Dataset:
 
 
 def _consumer(dataset: tf.data.Dataset) -> Callable[[], int]:
-    """Return what reads a dataset to its end, without Python between batches, and returns the number of batches."""
+    """Return a function that reads a dataset to its end, without Python between batches, and counts the batches."""
 
     def counted() -> tf.Tensor:
         return dataset.reduce(np.int64(0), lambda count, _: count + 1)
@@ -188,10 +188,10 @@ def _consumer(dataset: tf.data.Dataset) -> Callable[[], int]:
 
 
 def _by_grain(file: Path, source: Path, batch_size: int) -> Callable[[], int]:
-    """Return what reads all pictures of an array_record file, which is written first where it is missing.
+    """Return a function that reads all pictures of an array_record file; a missing file is written first.
 
     Args:
-        file: the array_record file, with groups of one record, which are what grain's guide advises.
+        file: the array_record file, with groups of one record, as grain's guide advises.
         source: the directory that tfdist wrote; the records are the same bytes.
         batch_size: pictures of a batch.
     """

@@ -1,1 +1,1 @@
-"""What jobs do beside training: backups, recoveries and the recording of steps."""
+"""Benchmarks of the work of a job beside training: backups, recoveries and the recording of steps."""

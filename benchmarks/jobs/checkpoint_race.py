@@ -142,7 +142,7 @@ class CheckpointReport(Report):
         return quartiles(way.added(self.way(way.megabytes, NONE)))
 
     def share(self, way: Way) -> Quartiles:
-        """Return what part saves add to the time of training, with so many steps between them."""
+        """Return the part that saves add to the time of training, with so many steps between them."""
         none = self.way(way.megabytes, NONE)
         return quartiles([a / b - 1 for a, b in zip(way.seconds, none.seconds, strict=True)])
 
@@ -151,7 +151,7 @@ class CheckpointReport(Report):
         return quartiles(way.restores(self.way(way.megabytes, NONE)))
 
     def times_of_peer(self, way: Way) -> Quartiles:
-        """Return how many times as long training stops for the peer's saves."""
+        """Return the stops for the peer's saves over those for this way's."""
         return ratio(self.way(way.megabytes, PEER).stops, way.stops)
 
     def derived(self) -> dict[str, Any]:

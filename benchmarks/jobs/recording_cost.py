@@ -1,4 +1,4 @@
-"""What recording adds to a step of `fit`: the same steps with it and without, in turns, part by part."""
+"""The cost of recording in a step of `fit`: the same steps with and without it, in turns, part by part."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -97,15 +97,15 @@ class RecordingBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingReport(Report):
-    """What came of it.
+    """The seconds per step of each arm.
 
     Attributes:
         seconds: of a step of each arm, one per round; the slowest worker's.
-        processor: seconds for which a step kept processors busy, the mean of the workers: what other programs take
-            from a worker is not in it, and what workers wait for each other is, as far as they look again and again.
+        processor: processor seconds of a step, the mean of the workers. Other programs' time is not in it; the time in
+            which workers poll for each other is.
         flushing: processor seconds of a step in which rows were written; the worker's that wrote longest.
-        inside: seconds that an arm adds to a step at most, one per round: those in which the thread that steps did what
-            the recorder does, and what stamps add to a function in which nothing hides them; of the slowest worker.
+        inside: seconds that an arm adds to a step at most, one per round: the recorder's on the thread of the step, and
+            the stamps' in a function in which nothing hides them; of the slowest worker.
     """
 
     setup: RecordingBench
@@ -115,7 +115,7 @@ class RecordingReport(Report):
     inside: Mapping[str, Sequence[float]]
 
     def added(self, arm: str, of: str = "seconds") -> list[float]:
-        """Return what an arm adds to a step of which nothing is recorded, as a part of it, one per round.
+        """Return the part that an arm adds to an unrecorded step, one per round.
 
         Args:
             arm: of `ARMS`.
@@ -133,9 +133,9 @@ class RecordingReport(Report):
         }
 
     def most(self, arm: str) -> list[float]:
-        """Return what an arm adds to a step at most, as a part of the step of which nothing is recorded, per round.
+        """Return the largest part that an arm adds to an unrecorded step, one per round.
 
-        The step is the median of all rounds: what is divided by it has no noise of a step.
+        The unrecorded step is the median of all rounds, so its noise does not enter.
         """
         return [one / median(self.seconds["nothing"]) for one in self.inside[arm]]
 

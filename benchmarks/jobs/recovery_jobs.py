@@ -27,7 +27,7 @@ _HOSTS = "#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Kills:
-    """What the jobs are asked for; see `recovery_race.RecoveryBench`."""
+    """The size of the model and the kills of a job; see `recovery_race.RecoveryBench`."""
 
     megabytes: float
     kills: int
@@ -38,16 +38,16 @@ class Kills:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one job has shown, one number for each kill.
+    """The measurements of one job; sequences have one number for each kill.
 
     Attributes:
-        noticed: seconds from the kill until it was seen: by the agent, or by the worker that is left.
-        recovered: seconds from the kill until all workers that go on had ended a step, with the state.
-        repeated: steps that were done once more.
-        workers: how many went on.
-        step_seconds: how long a step took before the first kill, with all that is done to go on later.
-        variables: how many the state has.
-        bytes: of all these.
+        noticed: seconds from the kill until the agent, or the worker that is left, saw it.
+        recovered: seconds from the kill until all remaining workers had ended a step with the restored state.
+        repeated: steps that were repeated.
+        workers: the number of workers that continued.
+        step_seconds: the time of a step before the first kill, with all that recovery needs, such as backups.
+        variables: the number of variables in the state.
+        bytes: the size of all these variables.
     """
 
     noticed: Sequence[float]
@@ -113,7 +113,7 @@ def of_events(
     events: Sequence[dict[str, Any]],
     notes: Sequence[dict[str, Any]],
 ) -> Job:
-    """Return what a job under `tfdist run` has shown.
+    """Return the measurements of a job under `tfdist run`.
 
     Args:
         plan: the kills.
@@ -140,7 +140,7 @@ def of_events(
 
 
 def of_notes(happened: Sequence[dict[str, Any]], notes: Sequence[dict[str, Any]]) -> Job:
-    """Return what a job under `horovodrun` has shown.
+    """Return the measurements of a job under `horovodrun`.
 
     Args:
         happened: the log of faults: one kill.

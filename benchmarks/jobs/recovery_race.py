@@ -133,7 +133,7 @@ class RecoveryReport(Report):
         return next(way for way in self.ways if way.name == name)
 
     def times_of_peer(self, way: Way) -> Quartiles | None:
-        """Return how many times as long the peer takes to recover, round by round; None where one was not measured."""
+        """Return the peer's time to recover over this way's, round by round; None where one was not measured."""
         peer = self.way(PEER)
         if peer.why_not or way.why_not:
             return None

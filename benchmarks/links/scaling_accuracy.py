@@ -112,7 +112,7 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """By what part of the measured step the prediction is off, above 0 where it is too long."""
+        """The error of the prediction, as a part of the measured step; above 0 where the prediction is too long."""
         return self.predicted / self.measured - 1
 
 

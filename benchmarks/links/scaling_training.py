@@ -1,4 +1,4 @@
-"""What the worker processes of this benchmark run: costs between them, a profile, and steps in each way."""
+"""The worker processes of this benchmark: costs between them, a profile, and steps of each arm."""
 
 import time
 from typing import Any
@@ -48,7 +48,7 @@ def measured_profile(name: str, workers: int, seconds: float) -> str:
 
 
 def train(name: str, arm: str, steps: int) -> float:
-    """Return the mean seconds of a step, of so many that come after as many others."""
+    """Return the mean seconds of a step, over so many steps that follow as many unmeasured ones."""
     keras.utils.clear_session()
     with _strategies[arm].scope():
         model, x, y = planned(name)

@@ -1,4 +1,4 @@
-"""What the trainings over slow links learn: handwritten digits, or the next character of a text."""
+"""The tasks of the trainings over slow links: handwritten digits, and the next character of a text."""
 
 from collections.abc import Callable
 from pydoc_data import topics

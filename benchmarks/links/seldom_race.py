@@ -100,7 +100,7 @@ class Training:
 
     @classmethod
     def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
-        """Return what all workers have seen, each seconds, accuracies, bytes, a peak, and seconds of steps."""
+        """Return the training from its workers, each with seconds, accuracies, bytes, a peak and seconds of steps."""
         seconds, accuracy, sent, peaks, stepping = zip(*workers, strict=True)
         return cls(
             seconds=[max(each) for each in zip(*seconds, strict=True)],
@@ -147,7 +147,7 @@ class SeldomReport(Report):
         return None if None in found else quartiles([each for each in found if each is not None])
 
     def times_fewer(self, of: str, arm: str) -> float | None:
-        """Return how many times the bytes, or the peak, of this way those of a reduction in every step are."""
+        """Return the bytes, or the peak, of a reduction in every step over this way's; None if that is not known."""
         kind = {"bytes": self.step_bytes, "peak": self.peak}[of]
         if PEER not in self.trainings or not kind(arm).median:
             return None

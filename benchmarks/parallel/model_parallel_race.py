@@ -52,7 +52,7 @@ class TransformerSuite(Suite):
             raise ConfigError(f"width is {self.width} for {self.heads} heads. Choose a multiple of the heads.")
 
     def shape(self) -> dict[str, int]:
-        """Return what the worker processes are told."""
+        """Return the settings of the network, for the worker processes."""
         return {name: getattr(self, name) for name in SHAPE}
 
 
@@ -103,7 +103,7 @@ class ModelParallelBench(TransformerSuite):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParallelReport(Report):
-    """What came of it.
+    """The seconds per step of each arm, and of the sum of an activation.
 
     Attributes:
         seconds: arm -> seconds per step, one per round; the slowest process's.
@@ -172,7 +172,7 @@ class ModelParallelReport(Report):
 
 
 def sums(blocks: int, *, attention: bool) -> int:
-    """Return how many activations two processes add up in a step.
+    """Return the number of activations that two processes add up in a step.
 
     The outputs of a layer by rows in the forward pass, and in the backward pass the gradients by what a layer by
     columns takes; an attention takes two, query and value, and words and logits are one each.

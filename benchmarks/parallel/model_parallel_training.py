@@ -1,4 +1,4 @@
-"""What the worker processes of this benchmark run: the same network and numbers, trained in one of several ways.
+"""The worker processes of this benchmark: the same network and numbers, trained in one of several ways.
 
 Each process computes on one processor, so that one process has half of what two have.
 """

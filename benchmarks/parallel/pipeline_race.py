@@ -79,7 +79,7 @@ class PipelineBench(TransformerSuite):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineReport(Report):
-    """What came of it.
+    """The seconds per step and the memory of each arm.
 
     Attributes:
         seconds: arm -> seconds per step, one per round; the slowest process's.
@@ -144,7 +144,7 @@ class PipelineReport(Report):
 
 
 def ideal(seconds: float, stages: int, bubble: float) -> float:
-    """Return how long a step takes in stages that share all computing and wait for each other in the bubble alone.
+    """Return the seconds of a step whose stages share all computing, and wait for each other in the bubble alone.
 
     Args:
         seconds: of a step on one process.

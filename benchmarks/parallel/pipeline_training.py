@@ -1,4 +1,4 @@
-"""What the worker processes of this benchmark run: the same transformer and texts, whole or in stages.
+"""The worker processes of this benchmark: the same transformer and texts, whole or in stages.
 
 Each process computes on one processor, so that one process has half of what two have.
 """

@@ -131,7 +131,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAccuracyReport(Report):
-    """What came of it.
+    """The predicted and the measured steps of each model and plan.
 
     Attributes:
         link: between two processes, the middle one of all rounds.

@@ -1,4 +1,4 @@
-"""What the worker processes of this benchmark run: a model as a plan has it, its profile, the line between them.
+"""The worker processes of this benchmark: a model under a plan, its profile, and the line between processes.
 
 Each process computes on one processor, which is the device of the profile.
 """

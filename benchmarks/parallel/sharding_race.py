@@ -110,7 +110,7 @@ class ShardingBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingReport(Report):
-    """What came of it.
+    """The seconds, the memory and the sent bytes of each arm.
 
     Attributes:
         seconds: arm -> seconds per step, one per round; the slowest worker's.
@@ -137,11 +137,11 @@ class ShardingReport(Report):
         return sharding_formulas.memory_bytes(self.parameters, workers, ARMS[arm][1], layers=layers)
 
     def under_way_bytes(self, arm: str) -> float:
-        """Return what is whole for a moment beside it."""
+        """Return the bytes that are whole for a moment beside this memory."""
         return sharding_formulas.under_way_bytes(self.parameters, ARMS[arm][1], layers=self.setup.layers)
 
     def expected_sent_bytes(self, arm: str) -> float:
-        """Return what each process sends in a step by the formula."""
+        """Return the bytes that each process sends in a step, by the formula."""
         workers, layers = self.setup.workers, self.setup.layers
         return sharding_formulas.sent_bytes(self.parameters, workers, ARMS[arm][1], layers=layers)
 

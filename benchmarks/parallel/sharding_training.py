@@ -1,6 +1,6 @@
-"""What the worker processes of this benchmark run: a wide network with Adam, whose slots are most of the memory.
+"""The worker processes of this benchmark: a wide network with Adam, whose slots are most of the memory.
 
-Adam has a global norm, so all gradients are there at once, as the formula has it.
+Adam has a global norm, so all gradients exist at once, as the formula assumes.
 """
 
 import gc

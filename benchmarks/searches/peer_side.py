@@ -1,4 +1,4 @@
-"""What the peers do in a turn: `python peer_side.py keras_tuner|ray_tune JSON`, in an environment that has them."""
+"""The peers' part of a turn: `python peer_side.py keras_tuner|ray_tune JSON`, in an environment that has them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `tfdist search` runs in the benchmark of searches: `searched_script.py DATA EPOCHS ENDS`."""
+"""The script that `tfdist search` runs in the benchmark of searches: `searched_script.py DATA EPOCHS ENDS`."""
 
 import sys
 

@@ -57,11 +57,11 @@ class Crowd:
     staleness: Mapping[str, Mapping[int, int]]
 
     def examples_per_second(self, mode: str) -> Quartiles:
-        """Return how many examples all workers together trained on per second."""
+        """Return the examples per second of all workers together."""
         return quartiles([self.examples / seconds for seconds in self.seconds[mode]])
 
     def steps_per_second(self, mode: str) -> Quartiles:
-        """Return how many updates of the weights there were per second."""
+        """Return the updates of the weights per second."""
         return quartiles([self.updates[mode] / seconds for seconds in self.seconds[mode]])
 
     def speed(self, mode: str) -> Quartiles:
@@ -69,7 +69,7 @@ class Crowd:
         return ratio(self.seconds["synchronous"], self.seconds[mode])
 
     def distribution(self, mode: str) -> Distribution:
-        """Return how stale the gradients were."""
+        """Return the distribution of the gradients' staleness."""
         return Distribution(Counter(self.staleness[mode]))
 
 

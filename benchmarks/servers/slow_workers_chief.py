@@ -1,4 +1,4 @@
-"""What the chief runs that measures stragglers: one strategy for each mode, over the same workers and servers."""
+"""The chief of the benchmark of stragglers: one strategy for each mode, over the same workers and servers."""
 
 import time
 from collections.abc import Callable, Mapping

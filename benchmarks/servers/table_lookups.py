@@ -26,7 +26,7 @@ _SPREAD = 2_654_435_761
 
 @dataclass(frozen=True, kw_only=True)
 class TableLookups:
-    """What is measured.
+    """The settings of a measurement of one table.
 
     Attributes:
         rows: of the table.
@@ -136,7 +136,7 @@ class LookupArm:
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """What was measured on one table.
+    """The measurements of one table.
 
     Attributes:
         setup: what was measured.

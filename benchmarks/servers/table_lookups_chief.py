@@ -1,4 +1,4 @@
-"""What the chief runs that measures a large table in parts: lookups by `predict`, and steps of training by `fit`."""
+"""The chief of the benchmark of a large table in parts: lookups by `predict`, and training steps by `fit`."""
 
 import time
 from pathlib import Path

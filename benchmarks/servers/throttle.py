@@ -19,7 +19,7 @@ _LONGEST_STOP_SECONDS = 10 * CYCLE_SECONDS
 
 
 def stop_seconds(ran: float, stopped: float, factor: float) -> float:
-    """Return how long to stop a process now, so that of all its time it has run one part in ``factor``.
+    """Return the seconds for which to stop a process now, so that it has run for one part in ``factor`` of its time.
 
     Args:
         ran: how long it could run so far, in seconds.

@@ -93,7 +93,7 @@ class Training:
 
     @classmethod
     def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
-        """Return what both workers have seen."""
+        """Return the training that both workers have measured."""
         seconds, settling, moving, shares, callback = zip(*workers, strict=True)
         return cls(
             seconds=max(seconds), settling=settling[0], moving=moving[0], shares=shares[0], callback=max(callback)

@@ -1,4 +1,4 @@
-"""What each worker runs that measures shares: a model for each training, all under one strategy."""
+"""The workers of the benchmark of shares: a model for each training, all under one strategy."""
 
 import os
 import time

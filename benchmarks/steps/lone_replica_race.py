@@ -67,7 +67,7 @@ class LoneReplicaReport(Report):
         return [one[what] for one in self.found[arm]]
 
     def over_plain(self, arm: str, what: str) -> Quartiles:
-        """Return what an arm needed over what plain Keras needed, round by round; below 1 it needed less."""
+        """Return the ratio of an arm's figure to plain Keras', round by round; below 1 the arm needs less."""
         return ratio(self.of(arm, what), self.of("plain", what))
 
     def derived(self) -> dict[str, Any]:

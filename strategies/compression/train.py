@@ -28,7 +28,7 @@ RATE, MOMENTUM = 0.05, 0.9
 
 
 class Task(NamedTuple):
-    """What is learnt: arrays of inputs and labels, and the layers that learn it."""
+    """A task to learn: arrays of inputs and labels, and the layers of a model for them."""
 
     train: tuple[Any, Any]
     test: tuple[Any, Any]

@@ -22,7 +22,7 @@ SEED = 17
 
 
 def decoding(length: int) -> Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]:
-    """Return what makes numbers of a record's bytes; with lengths that are known they are tensors, not ragged ones."""
+    """Return a function that decodes a record's bytes; known lengths make them dense tensors, not ragged ones."""
 
     def decode(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         letters = tf.reshape(tf.io.decode_raw(example["sequence"], tf.uint8), [length, 4])

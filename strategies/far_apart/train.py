@@ -21,7 +21,7 @@ BATCH, SEED = 64, 17
 
 
 def schedule(options: argparse.Namespace) -> tfdist.strategies.DiLoCo:
-    """Return when workers meet; the outer optimizer comes as a function, before TensorFlow has started."""
+    """Return the schedule of meetings; the outer optimizer is a function, as TensorFlow has not started yet."""
     return tfdist.strategies.DiLoCo(
         every=options.every,
         fragments=options.fragments,

@@ -21,7 +21,7 @@ SIZE, DIGIT = 16, 8
 
 
 def video(frames: int, share: float) -> Callable[..., dict[str, tf.Tensor]]:
-    """Return what makes frames of an example: the digit on its way, of which each frame shows some pixels."""
+    """Return a function that makes frames of an example: the moving digit, of which each frame shows some pixels."""
 
     def made(example: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
         begin, end = tf.unstack(tf.random.stateless_uniform([2, 2], seed, 0.0, SIZE - DIGIT + 1.0))

@@ -40,7 +40,7 @@ class Part:
 
 
 def load(data: str) -> tuple[Part, Part, Part]:
-    """Return what is trained, validated and tested on; both sets ship with scikit-learn, nothing is downloaded."""
+    """Return training, validation and test data; both sets ship with scikit-learn, so nothing is downloaded."""
     if data == "digits":
         found = digits.load_digits()
         return (

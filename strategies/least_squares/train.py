@@ -47,7 +47,7 @@ def half(factors: np.ndarray, mine: list[word_counts.Batch], regularisation: flo
 
 
 def gathering(strategy: tf.distribute.Strategy, workers: int) -> Gather:
-    """Return what joins the rows of all workers, which are dealt out in turns."""
+    """Return a function that joins the rows of all workers, which are dealt out in turns."""
 
     def joined(own: tf.Tensor) -> tf.Tensor:
         return tf.distribute.get_replica_context().all_gather(tf.identity(own), axis=0)

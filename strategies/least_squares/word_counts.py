@@ -1,4 +1,4 @@
-"""Which words stand in which functions of installed packages: a matrix, what is held out of it, and a judge."""
+"""A matrix of words by functions of installed packages, with held-out entries, and a judge of factors."""
 
 import re
 import sys
@@ -32,7 +32,7 @@ def pieces(packages: list[str]) -> Iterator[Counter[bytes]]:
 
 
 def count(packages: list[str], least: int) -> Counts:
-    """Return how often the words that stand in at least this many pieces stand in each."""
+    """Count the words that occur in at least this many pieces, in each piece."""
     found = [piece for piece in pieces(packages) if len(piece) >= 5]
     spread = Counter(word for piece in found for word in piece)
     words = [word for word, times in spread.most_common() if times >= least]
@@ -74,7 +74,7 @@ def batches(
 
 
 def recall(table: Counts, held: np.ndarray, scores: Callable[[np.ndarray], np.ndarray], k: int = RANKED) -> float:
-    """Return which part of the held entries is among the k best words that a piece is not known to have."""
+    """Return the part of the held-out entries among the k best words that a piece is not known to have."""
     every = np.unique(table.rows[held])
     some = every[:: max(1, len(every) // 2000)]
     place = np.full(int(table.rows.max()) + 1, -1)

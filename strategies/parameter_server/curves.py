@@ -1,4 +1,4 @@
-"""What the training of the recommender shows: loss and recall over epochs, and how stale gradients were."""
+"""Curves of the recommender's training: loss and recall over epochs, and the staleness of gradients."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What users of a shop took, in the order in which they did: a log, batches of it, and how well scores foretell it.
+"""A log of the items that users of a shop took, in order; batches of it, and the quality of scores.
 
 A user takes an item, once, with a probability proportional to popularity * exp(strength * taste(user) . kind(item)).
 Popularity falls with the rank as a power (Zipf), most users take few items and some take many, and each user comes at a
@@ -39,7 +39,7 @@ class Interactions:
 
     @property
     def taken(self) -> NDArray[np.int64]:
-        """How often each item was taken before the cut, ``[items]``."""
+        """The number of times that each item was taken before the cut, ``[items]``."""
         return np.bincount(self.train[:, 1], minlength=self.items)
 
 
@@ -125,7 +125,7 @@ def _best(scores: NDArray[np.floating], k: int) -> NDArray[np.intp]:
 
 
 def _taken(pairs: Ids, users: NDArray[np.intp], items: int) -> NDArray[np.bool_]:
-    """Return which of these users, whose numbers follow each other, took what: ``[users, items]``."""
+    """Return a table of the items that these users took, whose numbers follow each other: ``[users, items]``."""
     table = np.zeros((len(users), items), bool)
     mine = pairs[(pairs[:, 0] >= users[0]) & (pairs[:, 0] <= users[-1])]
     table[mine[:, 0] - users[0], mine[:, 1]] = True

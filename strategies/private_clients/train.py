@@ -20,7 +20,7 @@ LIARS = Liars(0.2, "sign-flip", strength=10)
 
 @dataclass(frozen=True)
 class Task:
-    """What clients learn; `clip` is about the norm of an honest update."""
+    """A task for clients to learn; `clip` is about the norm of an honest update."""
 
     name: str
     x: np.ndarray

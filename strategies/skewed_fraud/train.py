@@ -36,7 +36,7 @@ def table() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def judged(y: np.ndarray, logits: np.ndarray, weight: np.ndarray) -> str:
-    """Say how surely cases are found, and what probabilities are worth."""
+    """Return a sentence on the precision of the found cases, and on the quality of the probabilities."""
     probability = 1 / (1 + np.exp(-logits[:, 0].astype(np.float64)))
     precision = metrics.average_precision_score(y, logits, sample_weight=weight)
     loss = metrics.log_loss(y, probability, sample_weight=weight)

@@ -43,7 +43,7 @@ def numbered(lists: list[list[bytes]], numbers: dict[bytes, int], width: int) ->
 
 
 def by_overlap(pairs: list[tuple[list[bytes], list[bytes]]], candidates: int, k: int) -> float:
-    """Return how often the right name is among the k that share most of their parts with the description."""
+    """Return the rate at which the right name is among the k that share most of their parts with the description."""
     rng, right = np.random.default_rng(SEED), 0.0
     for text, name in pairs:
         others = [pairs[index][1] for index in rng.integers(len(pairs), size=candidates - 1)]

@@ -1,7 +1,7 @@
-"""What is run beside each pair: the test of private names, and of the matrix the features that lean on them most.
+"""The tests of each pair of versions: private names, and the matrix's features that depend on them most.
 
-A feature is here for what it asks of TensorFlow and Keras, not for its numbers alone: each takes another way through
-`tfdist.compat`. The whole matrix is `tfdist verify`, in the same environment.
+Each feature is here because it takes another way through `tfdist.compat`, not for its numbers alone. The whole matrix
+is `tfdist verify`, in the same environment.
 """
 
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class BrokenError(Exception):
 
 
 def name(pair: Pair) -> str:
-    """Return what the folders of a pair are called.
+    """Return the name of the folders of a pair.
 
     Example:
         >>> name(Pair("2.18.1", "3.15.1"))
@@ -102,7 +102,7 @@ def variables(place: Path) -> dict[str, str]:
 
 
 def _reason(log: Path, code: int) -> str:
-    """What pip says is wrong, or where it can be read."""
+    """Return pip's error messages, and the log that holds all of its output."""
     if code == 124:
         return f"  pip took longer than {INSTALL_SECONDS:.0f} s; {log} says how far it was."
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""What came of the tests and of the columns of the matrix, and the row of the table in docs/compatibility.md."""
+"""Outcomes of the tests and of columns of the matrix, and the row of the table in docs/compatibility.md."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -10,7 +10,7 @@ HEAD = ("TensorFlow", "Keras", "Python", "NumPy", "test_compat")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the tests, or of a column.
+    """The outcome of the tests, or of a column.
 
     Args:
         passed: how many tests or cells are right; a cell that tfdist refuses, and may, is right.
@@ -90,7 +90,7 @@ def row(versions: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> str:
 
 
 def first_line(message: str) -> str:
-    """Return what stands for a message where there is room for a line."""
+    """Return the line that stands for a message in a table."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[0][:160] if lines else "no message"
 

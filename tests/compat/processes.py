@@ -39,7 +39,7 @@ def run(command: Sequence[str], log: Path, *, seconds: float, environment: Mappi
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End what runs into its deadline, and whatever it has started."""
+    """End a process that has reached its deadline, and all that it has started."""
     if process.poll() is not None:
         return
     process.terminate()

@@ -1,1 +1,1 @@
-"""What tfdist promises to keep, as texts and samples: `make goldens` writes the texts anew, on purpose."""
+"""The promises of tfdist, as texts and samples: `make goldens` writes the texts anew, on purpose."""

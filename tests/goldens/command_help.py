@@ -1,4 +1,4 @@
-"""What `--help` says of every command and group, in lines of 98 columns, whatever the terminal and the environment."""
+"""The `--help` texts of all commands and groups, in lines of 98 columns on any terminal, in any environment."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def commands(group: click.Group, context: click.Context, *path: str) -> Iterator
 
 
 def shown(path: tuple[str, ...], columns: int) -> str:
-    """Return what a command says when it is asked for help.
+    """Return the help text of a command.
 
     Args:
         path: the words of the command.

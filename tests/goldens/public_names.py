@@ -30,7 +30,7 @@ def package() -> griffe.Module:
 
 
 def names_of(module: griffe.Module) -> list[str]:
-    """Return what a module exports: `__all__`, or its public classes and functions."""
+    """Return the names that a module exports: `__all__`, or its public classes and functions."""
     if module.exports is not None:
         return [str(name) for name in module.exports]
     own = (member for member in module.members.values() if not member.is_alias and not member.name.startswith("_"))
@@ -38,7 +38,7 @@ def names_of(module: griffe.Module) -> list[str]:
 
 
 def exported(module: griffe.Object, name: str) -> griffe.Object:
-    """Return what a module exports by this name, where it is defined."""
+    """Return the object that a module exports by this name, at its definition."""
     target = _behind(module.members[name])
     # a function that has the name of the file in which it stands
     return _behind(target.members.get(name, target)) if target.is_module else target
@@ -51,7 +51,7 @@ def public_names() -> str:
 
 @cache
 def public_paths() -> frozenset[str]:
-    """Return where the public classes and functions are defined, such as `tfdist.optimizers.lars.LARS`."""
+    """Return the paths at which public classes and functions are defined, such as `tfdist.optimizers.lars.LARS`."""
     return frozenset(target.path for target in _targets() if isinstance(target, griffe.Class | griffe.Function))
 
 

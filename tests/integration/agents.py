@@ -1,4 +1,4 @@
-"""What the tests of `tfdist run` share: run the agent, learn what its workers tell, see that nothing is left."""
+"""Helpers of the tests of `tfdist run`: run the agent, read what its workers report, check that nothing is left."""
 
 import os
 import signal

@@ -18,7 +18,7 @@ THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NU
 
 @pytest.fixture(scope="session")
 def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """What forks processes that have TensorFlow already, one for all tests of this process."""
+    """Yield the server that forks processes with TensorFlow imported, one for all tests of this process."""
     # minutes on a busy machine, which are not to wait for what has a deadline
     for one in (library.COLLECTIVES, library.STAMPS):
         library.build(one, build_target.observe(), os.environ)
@@ -29,7 +29,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 @pytest.fixture(scope="session")
 def drawing(forking: Forks) -> Iterator[Forks]:
-    """What forks processes that have also what draws, and loads the digits."""
+    """Yield a server whose forks have also imported matplotlib and the loader of the digits."""
     with forking.with_more("sklearn.datasets", "matplotlib.pyplot") as found:
         yield found
 

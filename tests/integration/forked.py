@@ -1,4 +1,4 @@
-"""What a fork of `forks` runs first.
+"""The first program of a fork of `forks`.
 
 python forked.py FOLDER SECONDS COMMAND ...     in FOLDER, for so many seconds at most (0: for as long as it takes)
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -28,7 +28,7 @@ from tfdist.processes.pool import pool_worker
 
 
 class Child:
-    """What the agent needs of a child, which was forked and not started."""
+    """A forked child, with the part of `Popen` that the agent needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -53,7 +53,7 @@ class Child:
 
 
 class Tasks:
-    """What a chief that starts its own tasks needs of `subprocess`."""
+    """The part of `subprocess` that a chief needs to start its own tasks; it forks them."""
 
     DEVNULL = subprocess.DEVNULL
 
@@ -67,13 +67,23 @@ class Tasks:
 
 
 class Probes(Tasks):
-    """What `tfdist parallel plan` needs of `subprocess`."""
+    """The part of `subprocess` that `tfdist parallel plan` needs; it forks the probes."""
 
     def Popen(self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], **_: object) -> Fork:  # noqa: N802
         python, _, module, *arguments = command  # python -m tfdist.tune.layer_probe ...
         file = importlib.import_module(module).__file__
         assert file is not None
         return super().Popen([python, __file__, os.getcwd(), "0", file, *arguments], env=env, stdout=stdout)
+
+
+class Trials:
+    """The part of `ForkServer` that `tfdist search` needs for trials that are no jobs."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def start(self, environment: Mapping[str, str], *, folder: str, ends: str) -> ForkServer:
+        return self._server
 
 
 def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
@@ -84,7 +94,7 @@ def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
 
 
 def forked_server() -> ForkServer | None:
-    """Fork what forks the processes that this one starts; None in what those have run."""
+    """Fork a server of forks for the processes that this one starts; return None in those."""
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         ours.close()
@@ -186,6 +196,10 @@ def run_tfdist(arguments: list[str]) -> None:
         from tfdist.jobs.process import job_command
 
         replace_subprocess(Jobs(server), chaos_command, job_command)
+    if arguments[0] == "search":
+        from tfdist.tune.search import trial_slots
+
+        vars(trial_slots)["ForkServer"] = Trials(server)
     if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
         from tfdist.tune import profiling
 

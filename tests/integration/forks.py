@@ -59,7 +59,7 @@ MODULES = (
 )
 # They change how TensorFlow traces and finds kernels, in all forks, the first of them before TensorFlow is imported;
 # `make test-unpatched` sets the variable and leaves them out.
-PATCHES = tuple(f"tests.integration.without_{what}" for what in ("searches", "lookups", "stacks"))
+PATCHES = tuple(f"tests.integration.without_{what}" for what in ("searches", "lookups", "slicing", "stacks"))
 UNPATCHED = "TESTS_UNPATCHED"
 
 
@@ -97,7 +97,7 @@ class Fork:
 
     @property
     def written(self) -> str:
-        """What it has written so far."""
+        """The output so far."""
         return b"".join(self._streams()).decode(errors="replace")
 
     def _streams(self) -> tuple[bytes, bytes]:
@@ -113,6 +113,22 @@ class Fork:
     def kill(self) -> None:
         """Kill it, if it has not ended."""
         self.send_signal(signal.SIGKILL)
+
+
+@dataclass
+class Heard(Fork):
+    """A process whose output, errors among it, a test reads line by line while it runs."""
+
+    stdout: IO[str] | None = None
+
+    def communicate(self, timeout: float = DEADLINE_SECONDS) -> tuple[str, None]:  # type: ignore[override]
+        """Read what is left of its output, and wait until it has ended."""
+        left = ""
+        if self.stdout is not None and not self.stdout.closed:
+            with self.stdout:
+                left = self.stdout.read()
+        self.wait(timeout)
+        return left, None
 
 
 class _Process:
@@ -168,6 +184,15 @@ class Forks:
                 process.kill()
                 process.wait()
 
+    def heard(self, *command: str, cwd: Path, **environment: str) -> Heard:
+        """Start what `start` starts; the test ends it, and hears what it writes."""
+        argv = ["python", ENTRY, str(cwd), str(DEADLINE_SECONDS), *command]
+        ours, theirs = os.pipe()
+        with open(os.devnull) as given, open(theirs, "wb") as out:
+            streams = {"stdin": given.fileno(), "stdout": out.fileno(), "stderr": out.fileno()}
+            pid = self.server.spawn(argv, {**self.environment, **environment}, **streams)
+        return Heard(pid, stdout=open(ours))
+
     def worker(self, environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes]) -> Fork:
         """Start a worker of a pool: `WorkerPool(environments, start=forks.worker)`."""
         argv = ["python", ENTRY, os.getcwd(), "0", "pool worker"]
@@ -190,7 +215,7 @@ class Forks:
 
     @contextlib.contextmanager
     def with_more(self, *modules: str) -> Iterator["Forks"]:
-        """Yield what forks processes that have these modules too, also such as `light` leaves out."""
+        """Yield a server whose forks have imported these modules too, also modules that `light` leaves out."""
         folder = self.folder / "more"
         folder.mkdir()
         ours, theirs = socket.socketpair()
@@ -232,7 +257,7 @@ class Job(Fork):
 
 
 class Jobs:
-    """What `tfdist chaos`, `tfdist tune` and the benchmark of recoveries need of `subprocess`, for their jobs."""
+    """The part of `subprocess` that `tfdist chaos`, `tfdist tune` and the benchmark of recoveries need for jobs."""
 
     DEVNULL = subprocess.DEVNULL
     TimeoutExpired = subprocess.TimeoutExpired

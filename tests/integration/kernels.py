@@ -20,7 +20,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Shown:
-    """What a cell has shown.
+    """The output of a cell.
 
     Attributes:
         out, err: its streams, without colours.
@@ -54,7 +54,7 @@ class Kernel:
         return str(self.client.execute(code))
 
     def end(self, cell: str, *, seconds: float = 200) -> Shown:
-        """Return what the cell has shown, once it is done."""
+        """Return the output of the cell, once it is done."""
         shown, deadline = Shown(), time.monotonic() + seconds
         while True:
             try:

@@ -1,9 +1,9 @@
-"""What stands for a cluster of Kubernetes: an API server that speaks what `tfdist run` asks, pods that are processes.
+"""A stand-in for a cluster of Kubernetes: an API server for the requests of `tfdist run`, and processes as pods.
 
-A real one is too large for a test (`tests/soak/kubernetes.py` has one). This one checks what it gets against the
-published schema, lets who asks do what docker/kubernetes/role.yaml says, and does with the pods of an indexed Job what
+A real cluster is too large for a test (`tests/soak/kubernetes.py` has one). The stand-in checks requests against the
+published schema, and allows only those that docker/kubernetes/role.yaml allows. It treats the pods of an indexed Job as
 the documentation of Kubernetes says: by their policies for success and for failures, their grace period, and their
-names. A pod is a process with process numbers and an address of its own, in one network of all.
+names. A pod is a process with process numbers and an address of its own, in one network for all pods.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ class FakeCluster:
     over: threading.Event = field(default_factory=threading.Event)
 
     def events_of_jobs(self) -> list[Values]:
-        """What was said of Jobs, by names that mean nothing: of this one at each try, and of others."""
+        """Return the events about Jobs: one about this job, whose message varies, and two about others."""
 
         def event(name: str, pod: str, *, minutes: int = 0) -> Values:
             moment = (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -197,7 +197,7 @@ class FakeCluster:
 
     @staticmethod
     def action(spec: Values, code: int) -> str:
-        """What the first rule says that fits, of those about exit codes; without one the failure counts."""
+        """Return the action of the first rule that fits the exit code; without one the failure counts."""
         for rule in spec["podFailurePolicy"]["rules"]:
             codes = rule.get("onExitCodes")
             if codes and (code in codes["values"]) == (codes["operator"] == "In"):
@@ -278,7 +278,7 @@ class FakeCluster:
 
 @cache
 def rules() -> list[Values]:
-    """What may be asked for: what the documentation says that who submits needs."""
+    """Return the rights that the documentation requires of a user who submits jobs."""
     found: list[Values] = yaml.safe_load((ROOT / "docker" / "kubernetes" / "role.yaml").read_text())["rules"]
     return found
 

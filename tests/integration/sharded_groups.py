@@ -1,4 +1,4 @@
-"""What both files of tests of sharded data parallelism do in a group of workers."""
+"""Groups of workers, and checks in them, for both test files of sharded data parallelism."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ def require_that_a_saved_model_is_one_devices(pool: WorkerPool, folder: Path, na
 
 
 def require_that_training_goes_on(forking: Forks, folder: Path, *, stage: int, names: list[str]) -> None:
-    """With as many workers: as if it had never stopped; and with more and fewer."""
+    """Check that training resumes: with as many workers as if it had never stopped, and with more and fewer."""
     with start(forking, 2, stage, "native") as two:
         expected = call(two, "begun", folder=str(folder / "two"), names=names)[0]
         shutil.copytree(folder / "two", folder / "three")

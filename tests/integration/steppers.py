@@ -102,7 +102,7 @@ def train(count, before=lambda tick: None, inside=lambda tick: None):
 
 
 def options(shared: Path, faults: Sequence[dict[str, Any]] = (), **more: str) -> dict[str, Any]:
-    """Return what `agent` needs for a stepper: faults, and a cache folder of its own, with the ops that are kept."""
+    """Return the arguments of `agent` for a stepper: faults, and a cache folder of its own, with the kept ops."""
     kept, own = cache.folder(os.environ) / "ops", shared / "cache"
     kept.mkdir(parents=True, exist_ok=True)
     own.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def options(shared: Path, faults: Sequence[dict[str, Any]] = (), **more: str) ->
 
 
 def happened(shared: Path) -> list[dict[str, Any]]:
-    """Return what the event file says."""
+    """Return the events in the event file."""
     path = shared / "events"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

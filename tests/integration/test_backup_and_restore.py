@@ -50,7 +50,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def never(forking: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """What a training of a scope comes to that is never killed: how often it saves, nobody can see in that."""
+    """Return a function that trains without kills in a scope; the result does not depend on how often it saves."""
 
     @functools.cache
     def trained(scope: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From which state workers on two hosts go on, where one host or both have lost what was in their memory."""
+"""The state from which workers on two hosts resume, where one host or both have lost their memory."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +19,7 @@ DISK, COPIES = "backup", "another host's memory"
 
 
 class Meeting:
-    """What the workers of threads say at once."""
+    """A meeting of workers in threads, in which each learns what all say."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -35,7 +35,7 @@ class Meeting:
 
 
 class Worker:
-    """As much of `Workers` as decides."""
+    """The part of `Workers` that decisions need."""
 
     def __init__(self, index: int, meeting: Meeting) -> None:
         self.index, self.count = index, meeting.count
@@ -50,7 +50,7 @@ class Worker:
 
 
 def chosen(folder: Path) -> list[Found | None]:
-    """Return what each of two workers goes on from; each is on a host with memory of its own, and both see the disk."""
+    """Return the states from which two workers resume; each has a host's memory of its own, and both see the disk."""
     meeting = Meeting(2)
 
     def choose(index: int) -> Found | None:

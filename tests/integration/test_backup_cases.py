@@ -1,4 +1,4 @@
-"""What users do with `BackupAndRestore`: arguments, Ctrl-C, damage, other callbacks, and what replicas have apart."""
+"""Uses of `BackupAndRestore`: arguments, Ctrl-C, damage, other callbacks, and state of each replica."""
 
 from pathlib import Path
 

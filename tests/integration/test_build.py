@@ -71,7 +71,7 @@ def endless_compiler(tmp_path: Path) -> tuple[str, Path]:
 
 
 def left_in(cache: Path) -> list[str]:
-    """What is in the cache besides the locks, which are empty files for ever."""
+    """Return the files in the cache besides the locks, which are empty files that stay."""
     return sorted(str(path.relative_to(cache)) for path in cache.glob("*/*") if path.parent.name != "locks")
 
 

@@ -133,7 +133,7 @@ def test_members_get_the_same_bits(members: Members) -> None:
 
 
 def test_the_cut_of_tensors_into_messages_changes_no_bit(members: Members) -> None:
-    """What native collectives promise, and others do not; where hosts are told apart, algorithms go by size."""
+    """Native collectives alone promise this; where they tell hosts apart, the algorithm depends on the size."""
     if members.name.startswith("native"):
         assert [one for those in members.call("sums_cut_in_messages") for one in those] == []
 

@@ -91,7 +91,7 @@ OF_OBJECTS = [
 
 
 def imported(module: str, name: str) -> Any:
-    """What `from module import name` gives."""
+    """Return the object that `from module import name` binds."""
     found = importlib.import_module(module)
     return getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{module}.{name}")
 

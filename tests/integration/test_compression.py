@@ -94,7 +94,7 @@ class Members:
         return ends
 
     def held_back(self) -> np.ndarray:
-        """What the members remember of gradients, added up."""
+        """Return the sum of the gradients that the members remember."""
         memory = 1 if self.codec.shown == "dgc" else 0
         return sum(state[memory].numpy() for state in self.states)
 
@@ -253,7 +253,7 @@ def test_the_memory_follows_the_learning_rate_where_its_authors_remember_updates
 
 @pytest.mark.parametrize("codec", [one for one in CODECS if one_way.goes_one_way(one)], ids=named)
 def test_one_way(codec: Codec) -> None:
-    """What a worker encodes for parameter servers is what the chief decodes, whole or not finite."""
+    """The chief decodes exactly what a worker has encoded for parameter servers, finite or not."""
     numbers = tf.constant(normal(30, 7).astype("f"))
     spec = tf.TensorSpec([30, 7], tf.float32)
     arrived = one_way.received(codec, one_way.sent(codec, numbers), spec)

@@ -44,7 +44,7 @@ Ways = Callable[[Callable[[], Any]], tuple[Any, Any]]
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """What a graph of kernels comes to, and what one of TensorFlow's operations does."""
+    """Return a function that runs another one in a graph of kernels, and in one of TensorFlow's operations."""
 
     def run(function: Callable[[], Any]) -> tuple[Any, Any]:
         ends = []
@@ -78,7 +78,7 @@ def are_same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_words_and_numbers_are_equal_bit_for_bit(ways: Ways, codec: Any) -> None:
-    """Of one group, of some, and of as many as several threads share."""
+    """Rows have one group, a few, and so many that several threads share them."""
     whole = SHARED // codec.row_multiple + 1
     for rows in (hard(codec.row_multiple), hard(7 * codec.row_multiple), hard(whole * codec.row_multiple)[[0, 6]]):
         require_equal(ways, codec, rows)

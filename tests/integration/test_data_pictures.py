@@ -62,7 +62,7 @@ print(json.dumps([said, "tensorflow" in sys.modules, [command for command in chi
 
 
 def write(photos: Path, out: Path, **options: Any) -> str:
-    """What writing says, in a process that stays without TensorFlow: a strategy decides how that starts."""
+    """Write in a process that must not load TensorFlow, whose start is up to a strategy; return the message."""
     run = [sys.executable, "-c", WRITE, str(photos), str(out), json.dumps(options)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=800, check=True)
     said, has_tensorflow, children = json.loads(done.stdout)
@@ -73,7 +73,7 @@ def write(photos: Path, out: Path, **options: Any) -> str:
 
 
 def test_broken_pictures_are_not_written(photos: Path, tmp_path: Path) -> None:
-    """What is broken in the last split is told with what is in the first, and nothing is written."""
+    """Broken pictures of all splits are reported at once, and nothing is written."""
     for split in ("train", "test"):
         shutil.copytree(photos, tmp_path / "both" / split)
     (tmp_path / "both" / "test" / "class 1" / "x.bmp").write_bytes(bmp())

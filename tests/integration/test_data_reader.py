@@ -138,7 +138,7 @@ def test_tails(folders: dict[str, str], tail: str) -> None:
     [(1, "generic", "pad"), (2, "extent", "keep"), (3, "generic", "keep"), (8, "fixed", "pad")],
 )
 def test_shares_of_workers_are_the_global_batches(folders: dict[str, str], parts: int, layout: str, tail: str) -> None:
-    """That this holds for any number of workers is shown without TensorFlow."""
+    """Other tests show this for any number of workers, without TensorFlow."""
     whole = [batch[1].numpy().tolist() for batch in read(folders, layout, "numpy", tail=tail)]
     shares = []
     for worker in range(parts):

@@ -1,4 +1,4 @@
-"""What `decode` and `augment` return, and which features `label`, `inputs` and `weight` name: `read` looks at both."""
+"""Checks by `read`: the results of `decode` and `augment`, and the features in `label`, `inputs` and `weight`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -123,7 +123,7 @@ def test_a_dataset_with_other_elements_is_not_mixed_with_finished_shards(tmp_pat
 
 
 def test_names_that_are_bytes() -> None:
-    """As tensorflow-io gives those of Parquet's columns."""
+    """The names of Parquet's columns are bytes in tensorflow-io."""
     source = open_source(Dataset.from_tensor_slices({b"x": [1, 2], "ä".encode(): [3.0, 4.0]}))
     assert features(source) == {"x": ("int32", ()), "ä": ("float32", ())}
     assert column(source, "ä") == [3.0, 4.0]

@@ -1,4 +1,4 @@
-"""Where reading stands at the ends of epochs, and of what is left of them."""
+"""The position of a reader at the end of an epoch, and within the rest of one."""
 
 import json
 from pathlib import Path

@@ -60,7 +60,7 @@ class Pools:
         return [reply.value for reply in answers]
 
     def graph_of_one_device(self, function: str) -> Any:
-        """Return what one device has, which is computed once for all strategies."""
+        """Return the results of one device, which are computed once for all strategies."""
         if function not in self._of_one:
             (self._of_one[function],) = self("one", function, of="graph_cases")
         return self._of_one[function]
@@ -105,7 +105,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def one(call: Pools, folders: dict[str, str]) -> dict[tuple[str, str], Any]:
-    """What plain Keras does with the same data on one device."""
+    """Return the results of plain Keras with the same data on one device."""
     (found,) = call("one", "trained", folders=folders, cases=ALL)
     return dict(zip(ALL, found, strict=True))
 

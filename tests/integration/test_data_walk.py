@@ -1,4 +1,4 @@
-"""How many files of tfdist a reader of the code passes from `tfdist.data.read` to the tensors of a batch."""
+"""The number of files of tfdist between a call of `tfdist.data.read` and the tensors of a batch."""
 
 import inspect
 import sys

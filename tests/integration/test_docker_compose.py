@@ -68,7 +68,7 @@ def hosts(names: list[str]) -> Iterator[dict[str, str]]:
 
 
 def why_not() -> str:
-    """Why no network namespaces can be made here; empty when they can."""
+    """Return the reason why no network namespaces can be made here; empty if they can."""
     if shutil.which("ip") is None:
         return "the program ip (iproute2) is missing"
     try:

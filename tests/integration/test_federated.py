@@ -296,7 +296,7 @@ def test_a_loss_of_evaluation_has_no_term_of_the_algorithm(algorithm: Any) -> No
 
 
 def test_processes_have_the_bits_of_one(tmp_path: Path) -> None:
-    """With states that stay at clients, clients that are cancelled or lie, and evaluation on clients."""
+    """The training has state that stays at clients, clients that are cancelled or lie, and evaluation on clients."""
     folders = (tmp_path / "one", tmp_path / "two")
     results = [
         run(

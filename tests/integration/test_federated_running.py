@@ -142,7 +142,7 @@ class Federate:
 
 
 def copied(message: dict[str, Any]) -> dict[str, Any]:
-    """What arrives of a message."""
+    """Return a message as it arrives, packed and unpacked."""
     return unpack_whole(b"".join(pack(message)))
 
 
@@ -206,7 +206,7 @@ def test_a_secure_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) ->
 
 @pytest.mark.parametrize("what", ["keys", "shares", "train", "confirm", "reveal"])
 def test_a_client_that_is_lost_in_a_secure_round_is_left_out(tmp_path: Path, what: str) -> None:
-    """From this question on, vienna is gone."""
+    """Vienna is gone from this question on."""
     one = Federate(tmp_path, sums=SecureSums(clip=0.5, value_bits=20, threshold=0.5))
 
     def change(client: str, answer: dict[str, Any]) -> Any:
@@ -287,7 +287,7 @@ def test_a_client_takes_part_in_one_run_only(tmp_path: Path) -> None:
 
 
 def test_a_compressed_run_is_the_simulation_bit_for_bit(tmp_path: Path) -> None:
-    """With what clients remember: half of them are left out of each round, so some memories are old."""
+    """Half of the clients are left out of each round, so some of their memories are old."""
     options = {"compression": TopK(density=0.2), "participation": Participation(fraction=0.5)}
     one = Federate(tmp_path, ALIKE, **options)
     found = one.run()

@@ -45,7 +45,7 @@ json.dump({
 
 @dataclass(frozen=True)
 class Ended:
-    """How a worker ended, and what it wrote."""
+    """The exit code and the output of a worker."""
 
     code: int
     out: str

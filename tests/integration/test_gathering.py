@@ -65,7 +65,7 @@ def ancestors(op: tf.Operation) -> set[str]:
 
 
 def users(op: tf.Operation) -> list[tf.Operation]:
-    """Return what takes a gathered weight, casts and copies of it left out."""
+    """Return the operations that take a gathered weight, through casts and copies of it."""
     found = []
     for user in op.outputs[0].consumers():
         found += users(user) if user.type in ("IdentityN", "Identity", "Cast") else [user]

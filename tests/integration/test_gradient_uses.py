@@ -1,4 +1,4 @@
-"""What steps do with their own gradients, as it is read off their graphs."""
+"""The uses that steps make of their own gradients, as read from their graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +94,7 @@ OTHER: dict[str, Callable[[tf.Tensor], Any]] = {
 
 
 def use_of(step: Callable[[tf.Tensor], Any]) -> str | None:
-    """Return what is read off the graph of a step."""
+    """Return the use of gradients that is read from the graph of a step."""
     found: list[str | None] = []
 
     def traced(x: tf.Tensor) -> None:

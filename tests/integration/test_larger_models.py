@@ -1,4 +1,4 @@
-"""What the README shows of models larger than a device: the commands run, and have the losses of one device."""
+"""The README's commands for models larger than a device: they run, and have the losses of one device."""
 
 import re
 import shlex

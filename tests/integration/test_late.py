@@ -1,4 +1,4 @@
-"""What a step makes at its end if it takes it, and the loss of parts of logits, for which it is there."""
+"""Values that a step computes at its end, and only if it uses them; and the loss of logits in parts, their purpose."""
 
 import contextlib
 import re

@@ -21,7 +21,7 @@ def test_other_numbers_of_replicas_change_nothing(one: Column, report: Report) -
 
 @pytest.fixture(scope="module")
 def further(forking: Forks) -> Report:
-    """What `make test` leaves out, in its columns."""
+    """Return the report on the rows that `make test` leaves out, in their columns."""
     return matrix.run(matrix.numbered(matrix.FURTHER), matrix.NUMBERS, forking, optimized=False)
 
 

@@ -22,7 +22,7 @@ def together(paths: Sequence[Path]) -> str:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Compile what the programs share; return what makes one of them, of the files of its folder."""
+    """Compile the common part of the programs; return a function that builds one from the files of its folder."""
     folder = tmp_path_factory.mktemp("native")
     compiler = build_target.find_program(os.environ, "CXX", *build_target.COMPILERS)
     assert compiler is not None
@@ -57,7 +57,7 @@ def ran(*command: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def check(program: Callable[[str], Path]) -> Callable[..., str]:
-    """Return what runs a part of the program for shared memory."""
+    """Return a function that runs a part of the program for shared memory."""
     path = program("shared_memory")
     return lambda *arguments: ran(path, *arguments)
 
@@ -65,7 +65,7 @@ def check(program: Callable[[str], Path]) -> Callable[..., str]:
 def test_over_tcp_every_algorithm_is_right_and_every_failure_names_its_member(
     program: Callable[[str], Path],
 ) -> None:
-    """Also that neither strangers nor other orders of operations disturb anybody; see the head of the program."""
+    """Neither strangers nor other orders of operations disturb any member; see the head of the program."""
     parts = ("pure", "algorithms", "orders", "strangers", "failures")
     said = ran(program("tcp"), *parts)
     assert [part for part in parts if f"{part}: ok" in said] == list(parts)

@@ -1,4 +1,4 @@
-"""What graphs ask of TensorFlow's collectives between GPUs: NCCL, in one order; no GPU is needed to read a graph."""
+"""Requests in graphs to TensorFlow's collectives between GPUs: NCCL, in one order. To read a graph needs no GPU."""
 
 import itertools
 from collections.abc import Callable

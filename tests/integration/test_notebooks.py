@@ -31,6 +31,7 @@ NAMES = (
     "04_mixed_precision_and_large_batch",
     "05_fault_tolerance",
     "06_federated",
+    "07_larger_model",
 )
 AS_A_USER = "04_mixed_precision_and_large_batch"  # starts no workers; shows what TensorFlow says when it is imported
 CELL_SECONDS = 300  # a deadline, for a machine that does other things; on two quiet cores no notebook takes 45 s

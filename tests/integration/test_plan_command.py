@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def said(forking: Forks, folder: Path, *words: str) -> tuple[str, str]:
-    """What a command printed and said until its end."""
+    """Run a command to its end; return its standard output and standard error."""
     with forking.start("tfdist", *words, cwd=folder, TFDIST_CACHE_DIR=str(folder / "cache")) as process:
         out, err = (text.decode() for text in process.communicate(DEADLINE_SECONDS))
     assert process.returncode == 0, err

@@ -24,7 +24,7 @@ RUN = [sys.executable, "-m", "tfdist", "run"]
 
 
 def demo() -> list[str]:
-    """What `make demo` runs, up to the script."""
+    """Return the command of `make demo`, up to the script."""
     line = re.search(r"^demo:.*\n\t@\$\(BIN\)/tfdist (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert line is not None
     words = shlex.split(line[1])
@@ -35,7 +35,7 @@ def demo() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a recipe is run: what starts it, and what it is told; an epoch has 20 steps. `shown`: in the README."""
+    """A run of a recipe: its command, options and variables; an epoch has 20 steps. `shown`: in the README."""
 
     script: str
     command: list[str]
@@ -99,7 +99,7 @@ FIRST_TEST_LABELS = [3, 7, 3, 4, 6, 6, 2, 7, 3, 6, 0, 4]
 
 @dataclass(frozen=True)
 class Result:
-    """What a recipe printed and left."""
+    """The output of a recipe, its folder and its summary."""
 
     output: str
     folder: Path

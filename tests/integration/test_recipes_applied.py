@@ -1,5 +1,6 @@
-"""The recipes of applications, each in a small setting: on two workers they have the losses of one device."""
+"""Recipes in a small setting: applications, which have the losses of one device, and models in parts."""
 
+import json
 import re
 import runpy
 from dataclasses import dataclass
@@ -91,6 +92,44 @@ def test_a_recipe_has_the_losses_of_one_device(name: str, drawing: Forks, tmp_pa
     assert one == sorted(one, reverse=True)  # it learns
     for strategy in APPLIED[name].strategies:
         assert trained(drawing, name, strategy, tmp_path) == pytest.approx(one, abs=2e-4)
+
+
+#: recipes of a strategy: what runs them, their small setting, and how often they say what they are there to show
+SHOWN = {
+    "model_parallel": (
+        "--strategy model-parallel -n 2 --mesh batch=1,model=2",
+        "--epochs 2 --units 64",
+        (r"hidden/kernel +\(64, 64\) +\(None, 'model'\) +8,192\n", 1),  # half of 64 x 64 x 4
+    ),
+    "sharded_data_parallel": (
+        "--strategy sharded-data-parallel -n 2",
+        "--epochs 2 --width 512",
+        (r"holds 1\.2 MB .* 1\.2 MB", 2),  # half of Adam's two slots
+    ),
+    "pipeline": (
+        "--strategy pipeline -n 2",
+        "--epochs 2 --most 19 --blocks 1 --width 16 --heads 2",
+        (r"stage 1 begins with \S+: \d+ calls, [\d,]+ bytes\n", 1),
+    ),
+    "compression": ("-n 2", "--epochs 2 --compression powersgd", (r"test accuracy +0\.\d+, loss 0\.\d+\n", 1)),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_recipe_of_a_strategy_learns_on_two_workers(name: str, drawing: Forks, tmp_path: Path) -> None:
+    strategy, options, (said, times) = SHOWN[name]
+    script = str(RECIPES / name / "train.py")
+    command = ["tfdist", "run", *strategy.split(), script, *options.split(), "--output", str(tmp_path)]
+    with drawing.start(*command, TFDIST_MICROBATCHES="2") as process:
+        output = process.communicate()[0].decode()
+    assert process.returncode == 0, process.written[-4000:]
+    assert len(re.findall(said, output)) == times, output
+    if (summary := tmp_path / "summary.json").exists():
+        losses = json.loads(summary.read_text())["history"]["loss"]
+    else:
+        losses = [float(line.split(",")[1]) for line in (tmp_path / "losses.csv").read_text().splitlines()[1:]]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
 
 
 def test_least_squares_on_two_workers_are_those_of_a_loop(drawing: Forks, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ print("finished", int(model.optimizer.iterations.numpy()), flush=True)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a worker ended: its exit code (None if it had to be killed in the end) and what it printed."""
+    """The end of a worker: its exit code (None if it had to be killed in the end) and its output."""
 
     code: int | None
     output: str

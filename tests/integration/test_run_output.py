@@ -1,4 +1,4 @@
-"""What `tfdist run` writes: every line once and whole, prefixes, bars, colour, a reader that goes away."""
+"""The output of `tfdist run`: every line once and whole, prefixes, bars, colour, a reader that goes away."""
 
 import os
 import pty

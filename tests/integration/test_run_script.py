@@ -1,4 +1,4 @@
-"""What `tfdist run` gives a script: what plain Python would, and its place in the cluster; and what it refuses."""
+"""The surroundings of a script under `tfdist run`: plain Python's, and its place in the cluster; and refusals."""
 
 import re
 import subprocess

@@ -64,7 +64,7 @@ SCANCEL = '#!/bin/sh\necho "$@" >> "$SHARED/cancels"\ntouch "$SHARED/cancelled"\
 
 @pytest.fixture
 def slurm(shared: Path, tmp_path: Path) -> dict[str, Any]:
-    """What `agent` needs so that these programs are found."""
+    """Return the arguments by which `agent` finds these programs."""
     programs = tmp_path / "programs"
     programs.mkdir()
     srun = SRUN.format(host=another_host(tmp_path))

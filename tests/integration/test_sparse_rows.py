@@ -1,5 +1,6 @@
-"""Of which kind the rows of a sparse gradient are, read off the graph; no replicas are needed to see it."""
+"""The kind of the rows of a sparse gradient, as read from the graph; that needs no replicas."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import sparse_rows, sparse_sums
+from tfdist.gradients.reduction import reducer
 
 pytestmark = pytest.mark.quick
 
@@ -239,3 +242,28 @@ def test_rows_that_travel_with_their_place_are_added_up_by_it(length: int) -> No
     assert summed.indices.numpy().tolist() == indices.numpy().tolist()
     last = np.arange(length)[:, None] == length - 1
     np.testing.assert_array_equal(summed.values, np.where(last, 3.0, 4.0) * values.numpy())
+
+
+@pytest.mark.parametrize(
+    ("height", "keep", "whole"),
+    [(100, False, True), (100, True, False), (1 << 16, False, True), (1 << 17, False, False)],
+)
+def test_a_small_table_travels_whole_unless_its_rows_matter(height: int, keep: bool, whole: bool) -> None:
+    two: Any = types.SimpleNamespace(size=2, rank=0)
+    rows = tf.IndexedSlices(tf.ones([3, 4]), tf.constant([1, 1, 2]), tf.constant([height, 4]))
+    carried = TracedCollective(two, bucket_bytes=1 << 22).carried(rows, keep_duplicate_indices=keep)
+    assert isinstance(carried, tf.Tensor) is whole
+    assert not whole or carried[:3, 0].numpy().tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize("make", [keras.optimizers.Adam, keras.optimizers.SGD])
+def test_rows_matter_where_keras_makes_another_update_of_their_sum(make: Callable[[float], Any]) -> None:
+    """Compare an update by rows of one index with one by the table that they add up to, on one device."""
+    rows = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([1, 1]), tf.constant([3, 1]))
+    updated = []
+    for gradient in (rows, tf.convert_to_tensor(rows)):
+        table, optimizer = keras.Variable(tf.zeros([3, 1])), make(0.1)
+        optimizer.apply([gradient], [table])
+        updated.append([table.numpy(), *(one.numpy() for one in optimizer.variables)])
+    same = all(np.allclose(one, other) for one, other in zip(*updated, strict=True))
+    assert same is not reducer.keeps_duplicate_indices(make(0.1))

@@ -82,7 +82,7 @@ def test_the_first_steps_may_reduce_gradients(pools: dict[int, WorkerPool]) -> N
 
 
 def test_outer_steps_that_take_the_mean_are_local_sgd(pools: dict[int, WorkerPool]) -> None:
-    """Also where deltas travel by a codec that loses nothing."""
+    """The same holds where a lossless codec carries the deltas."""
     names = ["local-sgd:every=4,average_moments=false", "plain", "top"]
     for local, outer, sent in call(pools[2], "same_ends", names=names, optimizer="adam"):
         same(outer, local)

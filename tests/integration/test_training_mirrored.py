@@ -214,7 +214,7 @@ def test_corners_give_the_numbers_of_one_device(pool: WorkerPool, name: str) -> 
 
 
 def test_statistics_far_from_zero_are_those_of_one_device_as_users_train(forking: Forks) -> None:
-    """With graphs optimized, to within 1e-5; as traced, one number is 1.5e-5 off."""
+    """Optimized graphs agree to within 1e-5; as traced, one number is 1.5e-5 off."""
     with started(forking, **{OPTIMIZED: "1"}) as optimizing:
         seen = corner(optimizing, "both", name=FAR)
     np.testing.assert_allclose(seen["two"], seen["one"], rtol=1e-5, atol=1e-5)
@@ -472,6 +472,16 @@ def test_a_graph_that_takes_its_batches_computes_what_python_gives_it(pool: Work
         assert not seen["python"][name].pop("in_a_graph"), name
         assert found == seen["python"][name], name
         assert found["steps"] == 10, name
+
+
+def test_batches_that_are_copied_ahead_are_the_same(pool: WorkerPool) -> None:
+    seen = call(pool, "early_and_late", cases="device_batch_cases")
+    assert set(seen) == {"1 x 1", "2 x 3"}
+    for name, found in seen.items():
+        assert found["equal"], name
+        assert found["early"], name
+        assert all(found["early"]), name
+    assert call(pool, "devices_of_a_batch", cases="device_batch_cases") == [*["CPU:0"] * 3, "CPU:0", *["CPU:1"] * 2]
 
 
 def test_an_input_that_fails_does_not_end_an_epoch(pool: WorkerPool) -> None:

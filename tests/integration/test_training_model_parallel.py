@@ -52,13 +52,13 @@ def require_near(found: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where is kept what one device has found."""
+    """Return the folder of the results of one device."""
     return str(tmp_path_factory.mktemp("references"))
 
 
 @pytest.fixture(scope="module")
 def equal(references: str) -> Callable[..., None]:
-    """What requires a training to have the numbers of one device, in every process."""
+    """Return a check that a training has the numbers of one device, in every process."""
 
     def require(pool: WorkerPool, mesh: str, name: str, *, cut: int | None, **options: Any) -> None:
         found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)

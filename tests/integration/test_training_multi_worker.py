@@ -332,7 +332,7 @@ def test_a_killed_worker_ends_the_job_and_is_named(
 
 @pytest.fixture(scope="module")
 def noise() -> dict[str, Any]:
-    """What one device measures, once a worker has found it."""
+    """Return the dictionary of one device's measurements, which the first test fills."""
     return {}
 
 

@@ -327,7 +327,7 @@ def test_wrong_use_is_refused(pool: WorkerPool, wrong: str, expected: tuple[Any,
 
 
 def test_workers_run_programs_of_xla(pool: WorkerPool) -> None:
-    """Which read what lies on servers before they begin; what cannot be in one is refused, and does no harm later."""
+    """A program reads variables from servers before it begins; one that XLA cannot compile is refused, without harm."""
     seen = call(pool, "under_xla", cases="server_xla_cases")
     assert seen["differ"] < 1e-5
     assert "XLA cannot compile AsString" in seen["refused"]

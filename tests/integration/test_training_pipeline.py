@@ -44,13 +44,13 @@ def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where is kept what one device has found."""
+    """Return the folder of the results of one device."""
     return str(tmp_path_factory.mktemp("references"))
 
 
 @pytest.fixture(scope="module")
 def equal(references: str) -> Equal:
-    """What requires a training to have the numbers of one device, alike in every process."""
+    """Return a check that a training has the numbers of one device, alike in every process."""
 
     def require(pool: WorkerPool, mesh: str, name: str, **options: Any) -> list[dict[str, Any]]:
         found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)
@@ -287,7 +287,7 @@ def test_slots_and_weights_in_parts_are_saved_whole_and_go_on_on_other_meshes(fo
 
 
 def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -> None:
-    """From stages to replicas, which share slots, and to one device; back to stages: the tests around this one."""
+    """Training moves from stages to replicas, which share slots, and to one device; other tests move back to stages."""
     meshes = ["data=1,pipeline=2", "data=2,pipeline=1", None]
     (found, _) = call(two, "resumed", folder=str(tmp_path), meshes=meshes, shard_optimizer=1)
     assert found["steps"] == 9

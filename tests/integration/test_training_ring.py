@@ -42,7 +42,7 @@ def call(pool: WorkerPool, function: str, module: str = "ring_cases", **argument
 
 @pytest.fixture(scope="module")
 def pools(forking: Forks) -> Iterator[dict[tuple[int, int], WorkerPool]]:
-    """By their numbers of workers and of replicas in each."""
+    """Yield pools by their numbers of workers, and of replicas in each."""
     with ExitStack() as stack:
         yield {each: stack.enter_context(start(forking, *each)) for each in ((3, 1), (2, 2))}
 

@@ -1,4 +1,4 @@
-"""What a process says of the collectives that it is in, where the engine does not: while it waits, and afterwards."""
+"""A process's notes on its unfinished collectives, for backends that keep none: during a wait, and afterwards."""
 
 import threading
 import time

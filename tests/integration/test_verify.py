@@ -26,7 +26,7 @@ TWO = Column(name="two", strategy="mirrored", replicas_per_worker=2)
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the matrix keeps its outcomes; empty again after every run."""
+    """Return the folder in which the matrix keeps its outcomes; it is empty again after every run."""
     directory = tmp_path / "tmp"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))

@@ -159,7 +159,7 @@ Verified = Callable[..., tuple[int, list[dict[str, Any]], str]]
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """Where files of the runs are; empty again after each."""
+    """Return the folder for the files of runs; it is empty again after each."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     return folder

@@ -1,4 +1,4 @@
-"""Where the test files are: in a checkout that the user names, or for most of Keras' beside the installed package."""
+"""Places of the test files: a checkout that the user names; for most of Keras', the installed package."""
 
 import importlib.metadata
 import importlib.util

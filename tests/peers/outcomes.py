@@ -1,4 +1,4 @@
-"""What follows from the outcomes of a suite with and without tfdist, and from the list of what fails by design."""
+"""Verdicts on a suite, from its outcomes with and without tfdist and the list of failures by design."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one test: passed, failed, skipped or ended (its process, in the middle of it)."""
+    """The outcome of one test: passed, failed, skipped or ended (its process, in the middle of it)."""
 
     result: str
     message: str = ""
@@ -17,10 +17,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Listed:
-    """What is known of other people's tests, as patterns of their names.
+    """The known exceptions among other people's tests, as patterns of their names.
 
     Args:
-        by_design: tests that fail with tfdist and shall.
+        by_design: tests that fail with tfdist by design.
         left_out: tests that are not run, because without tfdist they do not always end either.
     """
 
@@ -114,7 +114,7 @@ def stale(by_design: Sequence[str], counted: Iterable[str], files: Iterable[str]
 
 
 def first_line(message: str) -> str:
-    """Return what stands for a message where there is room for a line."""
+    """Return the line that stands for a message in a table."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[0][:120] if lines else "no message"
 

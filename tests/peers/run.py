@@ -24,7 +24,7 @@ class BrokenError(Exception):
 def run(
     files: Sequence[Path], root: Path, way: Way, *, with_tfdist: bool, left_out: Sequence[str], folder: Path
 ) -> dict[str, Outcome]:
-    """Return what became of each test in the files.
+    """Return the outcome of each test in the files.
 
     A test that ends its process, or runs into its deadline, has the outcome "ended", and the others are run without it.
 

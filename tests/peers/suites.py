@@ -1,18 +1,18 @@
-"""Which files of Keras and TensorFlow are run, and what in them is about a strategy of tfdist."""
+"""The suites: files of Keras and TensorFlow, and the way in which each uses a strategy of tfdist."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Project(Enum):
-    """Whose tests they are."""
+    """The project that tests come from."""
 
     KERAS = "keras"
     TENSORFLOW = "tensorflow"
 
 
 class Way(Enum):
-    """How a strategy of tfdist comes in."""
+    """The way in which tests use a strategy of tfdist."""
 
     SCOPE = "scope"  # each test runs in the scope of one
     REPLACED = "replaced"  # the tests make mirrored strategies, which are tfdist's

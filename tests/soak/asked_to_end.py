@@ -41,7 +41,7 @@ EPOCHS_OF_A_JOB = 25
 
 
 def points(last: int) -> dict[str, Any]:
-    """Where the signal may come, and at which step; None: when that is first reached.
+    """Return the points at which the signal may come, and the steps of each; None: when it is first reached.
 
     Args:
         last: the last step, counted from the start of the workers, validation too, before which it may come.
@@ -150,7 +150,7 @@ def job(
 
 
 def _wrong(result: Path, code: int, events: list[dict[str, Any]]) -> str:
-    """What is wrong with a job as a whole."""
+    """Return what is wrong with a job as a whole; empty if nothing is."""
     if code:
         return f"ended with {code}"
     failed = [event["text"] for event in events if event["event"] == "failed"]
@@ -186,7 +186,7 @@ def train(result: str, backup: str, data: str) -> None:
 
 
 class Found:
-    """What became of the signals."""
+    """The effects of all signals: counts by point, seconds, and failures."""
 
     def __init__(self) -> None:
         self.points, self.seconds, self.wrong = Counter[str](), list[float](), 0

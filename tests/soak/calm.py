@@ -77,7 +77,7 @@ def train(seconds: float, *, is_busy: bool) -> None:
 
 
 class Looks:
-    """What was seen of a job's processors, over the last minutes.
+    """Observations of a job's processors over the last minutes.
 
     Args:
         launcher: the process of `tfdist run`.
@@ -98,7 +98,7 @@ class Looks:
             self._seen.popleft()
 
     def since(self, seconds: float) -> tuple[float, list[float], float]:
-        """Return of so many seconds: how long they were, what each worker waited, and what others used."""
+        """Return the length of the last so many seconds, the wait of each worker, and the use of other processes."""
         last = self._seen[-1]
         whole = [one for one in self._seen if len(one[1]) == len(last[1]) and one[0] >= last[0] - seconds]
         first = whole[0]

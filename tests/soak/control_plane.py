@@ -33,7 +33,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Control:
-    """Who controls a cluster.
+    """A client that controls a cluster through its API server.
 
     Args:
         folder: for what it keeps.
@@ -48,7 +48,7 @@ class Control:
         self._tokens = tokens
 
     def configuration(self, user: str, *, token: str | None = None, namespace: str = "default") -> Path:
-        """Return a file as for kubectl, of a user, or of who has a token."""
+        """Return the configuration file, as for kubectl, of a user or of a token."""
         certificate = base64.b64encode(self._certificate.read_bytes()).decode()
         context = {"cluster": "real", "user": user, "namespace": namespace}
         made = {
@@ -82,7 +82,7 @@ class Control:
             return error.code, error.read().decode()
 
     def version(self) -> str:
-        """Return what the API server says that it is."""
+        """Return the version that the API server reports."""
         found = kubernetes.client.VersionApi(self.client()).get_code()
         return f"Kubernetes {found.git_version}, built with {found.go_version}"
 

@@ -1,9 +1,9 @@
-"""What the trial of a step costs: CPU seconds of the first step of `fit`, for two checkouts of tfdist in turns.
+"""The cost of a step's trial: CPU seconds of the first step of `fit`, for two checkouts of tfdist in turns.
 
 python -m tests.soak.first_trials --before /path/to/an/older/checkout --rounds 5
 
 A process for each checkout has imported TensorFlow; each case runs in a fork of it, under two replicas of one process.
-Of this checkout each case runs with an empty cache and then with what that has kept.
+For this checkout each case runs with an empty cache first, and then with the cache that it has filled.
 """
 
 import argparse
@@ -79,14 +79,14 @@ for line in sys.stdin:
 
 
 def server(checkout: Path, program: Path) -> "subprocess.Popen[str]":
-    """Start what forks the cases of a checkout."""
+    """Start the process that forks the cases of a checkout."""
     environ = {**os.environ, "PYTHONPATH": str(checkout), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, str(program)], env=environ, cwd="/", text=True, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 def seconds(process: "subprocess.Popen[str]", name: str, cache: str) -> float:
-    """Return what the first step of a case took."""
+    """Return the seconds of the first step of a case."""
     given, told = process.stdin, process.stdout
     assert given is not None
     assert told is not None

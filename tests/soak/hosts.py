@@ -146,7 +146,7 @@ def agents_join(trial: OverSsh) -> None:
 
 
 def what_ends(trial: OverSsh) -> None:
-    """What ends the launcher, or the network, ends the workers."""
+    """Check that the workers end with the launcher, and with the network."""
     script = trial.folder / "script.py"
     script.write_text("import time\nprint('here', flush=True)\ntime.sleep(10_000)\n")
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):

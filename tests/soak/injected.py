@@ -1,7 +1,7 @@
-"""What the workers of `injections.py` run: a training whose passes take the processor for a while, one of them longer.
+"""The workers of `injections.py`: a training whose passes use the processor for a set time, one of them longer.
 
-A pass works until its thread has had the processor for so many seconds: products of matrices, in which Python's lock is
-free, so who takes the processor away from it makes it longer, as in a training that computes.
+A pass multiplies matrices until its thread has had the processor for so many seconds. Python's lock is free meanwhile,
+so a process that takes the processor away makes the pass longer, as in a real training.
 """
 
 import gc

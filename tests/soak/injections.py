@@ -1,4 +1,4 @@
-"""How often a verdict names the right worker and the right cause, in random order, of workers and of links.
+"""The rate of verdicts that name the right worker and the right cause; injections are in random order.
 
 In each case something takes longer, by a share of a step: on one of two workers its input, its forward pass, its
 backward pass, its update, garbage collection, or a process that takes its processor away; of its link the delay
@@ -71,7 +71,7 @@ SLICE_SECONDS = 0.004  # for which a processor is taken away at a time
 
 @dataclass(frozen=True)
 class Case:
-    """What is injected.
+    """One injection.
 
     Attributes:
         strategy: of the job.
@@ -135,7 +135,7 @@ class Ports:
         self._held: dict[int, tuple[float, contextlib.ExitStack]] = {}
 
     def late(self, worker: int, seconds: float) -> None:
-        """Hold what comes in at a worker's port for so long from now on."""
+        """Delay incoming messages at a worker's port by so many seconds from now on."""
         if worker in self._held:
             before, held = self._held[worker]
             if before == seconds:
@@ -211,7 +211,7 @@ class Pair:
                 self._calibrate(cause, share)
 
     def _calibrate(self, cause: str, share: float) -> None:
-        """Find what makes a step longer by a share: a link that is twice as slow makes it longer by more or less."""
+        """Find the scale of a cause that makes a step longer by a share; the two are not proportional."""
         tried: dict[float, float] = {}
         for _ in range(CALIBRATIONS):
             scale = self._scales[cause, share] = next_scale(tried, share)
@@ -303,7 +303,7 @@ def next_scale(tried: dict[float, float], share: float) -> float:
 
 
 def told(verdict: Verdict) -> str:
-    """Return what a verdict says, in a word or two."""
+    """Return a verdict in a word or two."""
     if verdict.rank is not None and verdict.part is not None:
         return f"{verdict.rank} {verdict.part.label}"
     return verdict.bound.name.lower()
@@ -322,7 +322,7 @@ def is_right(case: Case, verdict: Verdict) -> tuple[bool, bool]:
 
 
 class Results:
-    """What was said of each case."""
+    """The verdicts on all cases, and how many are right."""
 
     def __init__(self) -> None:
         self.right: Counter[tuple[str, float, str]] = Counter()

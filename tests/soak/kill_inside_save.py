@@ -82,7 +82,7 @@ def killed(folder: str, megabytes: float, durable: bool, *, saves: int, delay: f
 
 
 def moment(folder: Path, begun: int, found: Checkpoint | None) -> str:
-    """Where in the save it was killed."""
+    """Return the moment of the save at which the process was killed."""
     if found is not None and found.step == begun:
         return "after it had its name"
     left = [path for path in folder.iterdir() if path.name.startswith(f".step-{begun:012d}")]
@@ -93,7 +93,7 @@ def moment(folder: Path, begun: int, found: Checkpoint | None) -> str:
 
 
 def wrong(found: Checkpoint | None, begun: int, ended: int, megabytes: float, warned: list[str]) -> str:
-    """What must not be, empty if nothing."""
+    """Return what is wrong with the checkpoint or the warnings; empty if nothing is."""
     if found is None:
         return "no checkpoint is sound"
     if found.step not in {begun, ended}:

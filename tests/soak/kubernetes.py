@@ -115,7 +115,7 @@ class Trial:
         self._definitions = []
 
     def of(self, kind: str) -> list[Any]:
-        """Return what there is of a kind in the namespace."""
+        """Return the objects of a kind in the namespace."""
         api = self.batch if kind == "job" else self.core
         return listed(lambda **options: getattr(api, f"list_namespaced_{kind}")(NAMESPACE, **options))
 
@@ -138,7 +138,7 @@ class Trial:
         return path
 
     def places(self) -> tuple[Path, Path, tuple[object, ...]]:
-        """Return where the next training writes: its result, its events, and the arguments of its script."""
+        """Return the paths of the next training's result and events, and the arguments of its script."""
         self.count += 1
         result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
         return result, events, (result, self.folder / f"backup{self.count}", "tfdist", "1")
@@ -284,7 +284,7 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
 
 
 def what_cannot_run(trial: Trial) -> None:
-    """Why pods wait, or cannot even be made, is said with what was asked for, and said once."""
+    """Check that the reason why pods wait, or cannot be created, is reported once, with the request."""
 
     def said(name: str, *options: object, until: str) -> list[str]:
         script = trial.script("nothing.py", "print('ran', flush=True)\n")

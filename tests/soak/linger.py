@@ -67,7 +67,7 @@ def hang(strategy: str, kind: str) -> bool:
 
 
 def main() -> None:
-    """Run what is asked for, and print a line for each."""
+    """Run the chosen cases, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="in each place")
     parser.add_argument("--strategy", choices=list(FLAGS), action="append", help="this one alone; may be repeated")

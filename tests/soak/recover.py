@@ -85,7 +85,7 @@ class Job:
             self.process = subprocess.Popen(command, env=kept | (environment or {}), stdout=output, stderr=output)
 
     def read(self) -> list[dict[str, Any]]:
-        """What has happened so far."""
+        """Return the events so far."""
         return fault_plan.lines(self.events.read_text()) if self.events.exists() else []
 
     def starts(self, deadline: float) -> Iterator[tuple[dict[str, Any], list[int]]]:
@@ -110,7 +110,7 @@ class Job:
             return self.process.wait(60)
 
     def left(self) -> list[str]:
-        """What the job has left: processes, memory, files."""
+        """Return the leftovers of the job: processes, shared memory, files."""
         ids = {str(event["job"]) for event in self.read()}
         left = [f"process {pid}" for pid in running(ids)]
         left += [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if any(one in name for one in ids)]

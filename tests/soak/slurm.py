@@ -140,7 +140,7 @@ class UnderSlurm(Trial):
         self._local = ""
 
     def local(self) -> str:
-        """Return what comes of TRAINING on one host."""
+        """Return the result of TRAINING on one host."""
         self._local = self._local or self.trained(*TRAINING)[0]
         return self._local
 

@@ -1,4 +1,4 @@
-"""How long a job of two workers takes from the command to the end of its first step, over two engines in turns.
+"""The time of a job of two workers from the command to the end of its first step, over two engines in turns.
 
     python tests/soak/starts.py
     python tests/soak/starts.py --pairs 7 --engines native tensorflow

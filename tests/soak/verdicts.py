@@ -1,4 +1,4 @@
-"""How often a verdict names the right worker and the right cause: one worker is late on purpose, by a part of a step.
+"""The rate of verdicts that name the right worker and cause; one worker is late on purpose, by part of a step.
 
 For each strategy one job measures the step, and another has an epoch for each injection: nowhere, or in the input, the
 forward pass, the backward pass or the update of worker 0 or 1, by each share of a step. An input is late once it takes

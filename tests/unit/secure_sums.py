@@ -47,7 +47,7 @@ class Sum:
         self.uploads: dict[str, Words] = {}
 
     def answer(self, name: str, phase: Phase) -> Any:
-        """What a client answers to what it was sent."""
+        """Return the answer of a client to its request of a phase."""
         arguments = dict(self.requests[name])
         if phase == Phase.UPLOAD:
             arguments["words"] = self.vectors[name]

@@ -146,7 +146,7 @@ def sources() -> tuple[Source, ...]:
 
 
 def imported_modules(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    """What a file imports anywhere in it, also inside functions; `from a import b` and the lazy `tfdist.a` count."""
+    """Yield the imports of a file, also inside functions; `from a import b` and the lazy `tfdist.a` count."""
     is_package = source.path.name == "__init__.py"
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
@@ -260,7 +260,7 @@ def is_vars(node: ast.AST) -> bool:
 
 
 def defined_names(tree: ast.AST) -> set[str]:
-    """What a file gives a name to: functions, classes, variables, attributes of `self` and `cls`."""
+    """Return the names that a file defines: functions, classes, variables, attributes of `self` and `cls`."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -430,7 +430,7 @@ def test_these_modules_load_no_tensorflow_and_set_no_variable() -> None:
 
 
 def test_frames_are_looked_at_in_one_file() -> None:
-    """What is looked for in the callers of a function breaks with every change between the two."""
+    """A search in the callers of a function breaks with every change between the two."""
     asking = {"_getframe", "currentframe", "f_back"}
     found = {
         source.module

@@ -1,4 +1,4 @@
-"""Whose processes are held while a lane has its turn."""
+"""The processes that are held while a lane has its turn."""
 
 import contextlib
 from collections.abc import Iterator

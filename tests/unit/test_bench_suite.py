@@ -37,7 +37,7 @@ class Flight(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Landing(Report):
-    """How it went."""
+    """The report of a `Flight`."""
 
     setup: Flight
     seconds: Mapping[str, Sequence[float]]

@@ -1,4 +1,4 @@
-"""What recording adds to a step: the figures of a report; nothing runs here."""
+"""The figures of a report on the cost of recording; nothing runs here."""
 
 import random
 

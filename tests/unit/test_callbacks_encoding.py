@@ -1,4 +1,4 @@
-"""What callbacks know, as JSON and arrays and back: the same values, of the same types, in the same order."""
+"""The state of callbacks as JSON and arrays, and back: the same values, of the same types, in the same order."""
 
 import json
 from typing import Any

@@ -19,7 +19,7 @@ CARDS = sorted(RECIPES.glob("*/README.md"))
 
 
 def section(text: str, title: str) -> str:
-    """What stands below a heading of the second level."""
+    """Return the text below a heading of the second level."""
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

@@ -184,7 +184,7 @@ def test_bytes_that_compute_are_data(store: Store, tmp_path: Path) -> None:
 
 
 def test_any_manifest_that_is_signed(store: Store) -> None:
-    """Whatever somebody puts into each field: it is read or left out, and nothing else happens."""
+    """A checkpoint with any value in any field is read or left out, and nothing else happens."""
     folder = folder_of(store)
     whole = (folder / "manifest.json").read_bytes()
     file = json.loads(whole)["files"][0]

@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 280
 
 
 def run(code: str, *arguments: object, before: tuple[str, ...] = ()) -> str:
-    """What a process prints that runs ``code``; it must end well."""
+    """Run ``code`` in a process, which must end well, and return its output."""
     command = [*before, sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert done.returncode == 0, done.stderr

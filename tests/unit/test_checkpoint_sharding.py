@@ -1,4 +1,4 @@
-"""What another number of shards makes of what each had: by every rule, for 2 to 2, 3 and 1 shards, and 3 to 2."""
+"""The state of shards for another number of shards, by every rule."""
 
 from typing import Any
 

@@ -376,7 +376,7 @@ def part_of(index: int, step: int) -> Part:
 
 
 def save_together(make: Make, step: int, number: int, *, count: int = 3, keep: int = 2) -> None:
-    """As that many processes do: some are before the one that makes the checkpoint, one is behind it."""
+    """Save as so many processes do: some come before the one that makes the checkpoint, one comes after it."""
     for index in range(1, count - 1):
         make(keep=keep).save_part(step, part_of(index, step), joint(number, count=count))
     last = threading.Thread(

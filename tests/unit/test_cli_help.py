@@ -1,4 +1,4 @@
-"""What `--help` says: one screen, in lines of a terminal, with examples that can be typed."""
+"""The texts of `--help`: one screen, in lines of a terminal, with examples that can be typed."""
 
 import re
 import shlex

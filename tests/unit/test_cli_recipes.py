@@ -1,4 +1,4 @@
-"""What comes with the package: recipes, pages and the cache, and the help with names that were mistyped."""
+"""The contents of the package: recipes, pages and the cache; and the help with mistyped names."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Who of a job's workers is there, and that all name the same cause when one is not."""
+"""The workers of a job that are present, and the one cause that all name when some are not."""
 
 import time
 from collections.abc import Iterator

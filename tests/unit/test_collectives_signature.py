@@ -1,4 +1,4 @@
-"""What a function reduces, as names and as a digest."""
+"""The reductions of a function, as names and as a digest."""
 
 from itertools import pairwise
 

@@ -17,7 +17,7 @@ ANY = range(10_000)
 
 
 class Gone(Exception):  # noqa: N818 - an event, not an error of ours
-    """What a call to a worker that has gone raises here."""
+    """The error of a call to a worker that has gone."""
 
 
 class Fake:

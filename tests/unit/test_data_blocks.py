@@ -23,7 +23,7 @@ WAIT_SECONDS = 200
 
 
 class Remote:
-    """Counts what is fetched."""
+    """A store that keeps the numbers of the fetched blocks."""
 
     def __init__(self) -> None:
         self.fetched: list[int] = []

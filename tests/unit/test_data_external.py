@@ -225,7 +225,7 @@ def test_pictures_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_one_split_of_a_folder(folder: Path, tmp_path: Path) -> None:
-    """Which split was indexed is remembered where the index is, in the folder or in the cache."""
+    """The name of the indexed split is kept beside the index, in the folder or in the cache."""
     for pack in (bytes, gzip.compress):
         where = tmp_path / pack.__name__
         where.mkdir()

@@ -63,7 +63,7 @@ def by_number(examples: Examples, layout: str) -> list[tuple[int, int]]:
 
 
 def in_batches(examples: Examples, layout: str) -> list[tuple[int, int]]:
-    """What `read` does in NumPy, in two batches."""
+    """Return the examples as `read` finds them in NumPy, in two batches."""
     read, found = Fetcher(examples, source_of(examples), verify="first", skip=True), []
     for ids in (np.arange(0, COUNT, 2), np.arange(1, COUNT, 2)):
         columns, weight = read(ids)

@@ -1,4 +1,4 @@
-"""What a directory holds, and the commands that say it, look for damage, and repair it."""
+"""The contents of a directory, and the commands that show, verify and repair it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a pass over foreign files finds is kept, and made again when the files are not those of the pass."""
+"""The index that a pass over foreign files keeps, and that is made again once the files have changed."""
 
 import json
 import os

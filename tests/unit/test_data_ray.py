@@ -17,7 +17,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 
 
 class Tensors(pa.ExtensionType):  # type: ignore[misc]
-    """As Ray's `ArrowTensorTypeV2`: the shape is in the type, the storage a flat list."""
+    """A type like Ray's `ArrowTensorTypeV2`: the shape is in the type, the storage a flat list."""
 
     def __init__(self, shape: tuple[int, ...], name: str = "ray.data.arrow_tensor_v2") -> None:
         self.shape, self.name = shape, name
@@ -40,7 +40,7 @@ class TensorArray(pa.ExtensionArray):  # type: ignore[misc]
 
 
 class Dataset:
-    """What is used of Ray's: its blocks, anew for each reading."""
+    """A stand-in for Ray's dataset: its blocks, anew for each reading."""
 
     def __init__(self, *blocks: Any, preserve_order: bool = True, max_errored_blocks: int = 0) -> None:
         options = SimpleNamespace(preserve_order=preserve_order)

@@ -1,4 +1,4 @@
-"""What holds for every storage: a folder, fsspec's memory, and a real S3 service."""
+"""The promises of every storage: a folder, fsspec's memory, and a real S3 service."""
 
 import gc
 import io

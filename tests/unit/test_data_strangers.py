@@ -354,7 +354,7 @@ def test_links_that_lead_elsewhere(tmp_path: Path, layout: str) -> None:
 
 
 def test_links_that_lead_elsewhere_are_followed_where_it_is_asked_for(tmp_path: Path) -> None:
-    """As a cache of DVC or of a hub lays files out: names in a folder, contents in another."""
+    """The files lie as in a cache of DVC or of a hub: names in one folder, contents in another."""
     folder, blobs = tmp_path / "data", tmp_path / "blobs"
     write(folder, "extent", num_shards=2)
     blobs.mkdir()

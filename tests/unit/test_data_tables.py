@@ -28,7 +28,7 @@ def column(source: Any, name: str, start: int = 0, stop: int | None = None) -> l
 
 
 def told(source: Any) -> dict[str, tuple[Any, ...]]:
-    """What was told of each feature."""
+    """Return the dtype of each feature, with its unit or its shape."""
     return {n: (f.dtype, f.unit) if f.unit else (f.dtype, *f.shape) for n, f in source.schema.items()}
 
 

@@ -1,4 +1,4 @@
-"""What the type of a column does not say: the shape of lists in lists, and the type of what has no value."""
+"""Facts that the type of a column leaves open: the shape of nested lists, and the type of a column without values."""
 
 from pathlib import Path
 from typing import Any

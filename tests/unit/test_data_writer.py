@@ -112,7 +112,7 @@ def test_processes_that_do_not_help_are_told(kind: str, tmp_path: Path, caplog: 
 
 
 class StopsError(Exception):
-    """What the examples of a test raise."""
+    """The error that the examples of a test raise."""
 
 
 def stopping(examples: Iterator[dict[str, Any]], at: int) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What stands in docker/: linters and schemas read it, and what it says to workers makes the cluster that it means."""
+"""The files of docker/: linters and schemas accept them, and their workers form the intended cluster."""
 
 import json
 import os

@@ -47,7 +47,7 @@ print(json.dumps({"": said.install_requires, **said.extras_require}))
 
 @cache
 def setup() -> dict[str, list[str]]:
-    """What setup.py asks for by extra, "" being what is always needed; asked for in a child, which it may change."""
+    """Return the requirements of setup.py by extra, "" for the base. It runs in a child, which it may change."""
     done = subprocess.run(
         [sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
     )
@@ -55,7 +55,7 @@ def setup() -> dict[str, list[str]]:
 
 
 def wanted(image: str) -> list[Requirement]:
-    """What an image is to have: what tfdist needs, the extras that the Makefile names, and a file of its own."""
+    """Return the requirements of an image: tfdist's, the extras that the Makefile names, and those of its own file."""
     makefile = (ROOT / "Makefile").read_text()
     extras = []
     for name in ("IMAGE", image.upper()):

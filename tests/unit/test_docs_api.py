@@ -69,7 +69,7 @@ def taken(function: griffe.Object) -> set[str]:
 
 
 def arguments(target: griffe.Object) -> set[str]:
-    """What has to be handed over to call a function or to make an object."""
+    """Return the names of the arguments of a function, or of a class."""
     if target.is_function:
         return taken(target)
     if "dataclass" in target.labels:

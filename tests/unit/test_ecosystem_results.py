@@ -1,6 +1,7 @@
 """`make ecosystem` without its packages: what is run, what is kept, and the table that follows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,22 @@ def test_a_table_numbers_its_refusals_and_tells_of_versions_and_days(tmp_path: P
     assert "\n1. no graph\n" in text
     assert "DLRM" not in text
     assert not absent(text, "2 cells", "2026-11-28 to 2026-11-29", "tensorflow 2.21.0", "keras 3.15.1")
+
+
+def test_the_reason_of_a_refusal_within_a_layer_is_not_that_a_layer_was_called(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.json")
+    within = "worker 0: Exception encountered when calling Some.call().\n\n\x1b[1mno graph\x1b[0m\n\nArguments: x\n"
+    results.add(Result(replace(REFUSED, detail=within), VERSIONS, "2026-11-29"))
+    assert "\n1. no graph\n" in tables(results, {"T5": ""}, [("pipeline-2",)])
+
+
+def test_refusals_that_differ_in_names_alone_have_one_number(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.json")
+    for name in ("pipeline-2", "sharded-3"):
+        cell = replace(REFUSED, column=name, detail=f"the layer '{name}' is whole. Cut it.")
+        results.add(Result(cell, VERSIONS, "2026-11-29"))
+    text = tables(results, {"T5": ""}, [("pipeline-2", "sharded-3")])
+    assert "| T5 | refused (1) | refused (1) |\n\n1. the layer ... is whole. Cut it.\n" in text
 
 
 def test_the_command_runs_what_is_missing_and_fails_on_what_is_wrong(

@@ -1,4 +1,4 @@
-"""What a function in a job of Ray reports: whole or not at all, kept by the rule, refused where nothing would be."""
+"""Reports of a function in a job of Ray: whole or absent, kept by the rule, and refused if they cannot be kept."""
 
 import errno
 import json

@@ -60,7 +60,7 @@ def test_updates_arrive_nearly_as_they_were_in_so_many_bytes(compression: Any, f
 
 @pytest.mark.parametrize("compression", ["topk", "signsgd"])
 def test_what_was_left_out_is_remembered(compression: str) -> None:
-    """Of all updates so far, what has arrived and what is remembered add up."""
+    """The sum of all updates so far is what has arrived, plus what is remembered."""
     codec = UpdateCodec(compression, LIKE)
     given, arrived, state = np.zeros(1410), np.zeros(1410), dict[str, Any]()
     assert codec.has_memory

@@ -61,7 +61,7 @@ def test_noise_is_added_once_and_the_sum_divided_by_the_expected_clients() -> No
 
 
 def test_no_noise_is_added_twice_but_to_what_it_was_added_before(tmp_path: Path) -> None:
-    """Of a round that is repeated after a kill, with the updates of before or with others."""
+    """A round is repeated after a kill, with the same updates or with others."""
     one, other = {W: np.zeros(20_000)}, {W: np.full(20_000, 1e-9)}
 
     def begun(done: int | None) -> PrivateRounds:
@@ -94,7 +94,7 @@ def test_no_noise_is_added_twice_but_to_what_it_was_added_before(tmp_path: Path)
 
 @pytest.mark.parametrize(("clients", "honest"), [(3, 2), (10, 7), (50, 29)])
 def test_parts_of_clients_add_up_to_the_noise_of_the_sum(clients: int, honest: int) -> None:
-    """As many as are sure to be honest have it together, exactly; more have more."""
+    """The parts of the smallest number of honest clients add up exactly to this noise; more parts add up to more."""
     code = FixedPoint(clip=0.5, value_bits=16, clients=clients, bits=32)
     noise = NoisyWords(code=code, noise_multiplier=1.2, clients=clients, honest=honest, length=20_000)
     values = np.full(20_000, 0.001)
@@ -174,7 +174,7 @@ def test_an_audit_with_a_canary_finds_less_than_is_claimed() -> None:
     names = [str(index) for index in range(5)]
 
     def scores(noise: float, *, has_canary: bool) -> Any:
-        """What a curious reader adds up of each run: the part along the canary's update."""
+        """Return a curious reader's sum over each run, of the part along the canary's update."""
         found = np.zeros(trials)
         for trial in range(trials):
             own = private(noise, rate, expected=2.5, clip=0.3, seed=2 * trial + has_canary)

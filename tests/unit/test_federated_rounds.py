@@ -238,7 +238,7 @@ def test_any_order_of_events_ends() -> None:
 
 
 def answer_of(action: Any, luck: random.Random) -> list[Any]:
-    """What the world makes of an action: an answer, a failure, or a client that goes and comes back."""
+    """Return the events after an action: an answer, a failure, or a client that goes and comes back."""
     match action:
         case Joined():
             return [action]

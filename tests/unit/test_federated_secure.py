@@ -46,7 +46,7 @@ def test_every_set_of_lost_clients_gives_the_exact_sum_or_none(count: int, phase
 
 
 def test_clients_lost_at_different_phases() -> None:
-    """Of five, with a threshold of three, each of two is lost at a phase of its own."""
+    """Two of five clients are lost, each at a phase of its own; the threshold is three."""
     for first, second in ((0, 1), (1, 2), (2, 3), (3, 4), (2, 1), (1, 5), (2, 2)):
         one = Sum(5, threshold=3, bits=64)
         found = one.run({"c001": first, "c004": second})
@@ -216,7 +216,7 @@ def test_keys_of_another_sum_are_refused() -> None:
 
 
 def test_a_key_of_low_order_is_refused() -> None:
-    """With such a key every pair would have the secret zero, which the server knows."""
+    """Every pair would have the secret zero with such a key, and the server would know it."""
     keys, _ = identities(names(3))
     one = Sum(3)
     body = bytes(KEY_BYTES) + public_key(b"x" * 32) + bytes(KEY_BYTES)

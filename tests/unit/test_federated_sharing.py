@@ -33,7 +33,7 @@ def test_products_are_those_of_the_field() -> None:
 
 
 def test_shares_of_known_polynomials() -> None:
-    """With the coefficient 0x83 of x, the share at x is the secret plus 0x83 times x."""
+    """The coefficient of x is 0x83, so the share at x is the secret plus 0x83 times x."""
     shares = split(b"\x57\x01", threshold=2, places=[1, 0x57], entropy=lambda count: b"\x83" * count)
     assert shares == {1: bytes([0x57 ^ 0x83, 0x01 ^ 0x83]), 0x57: bytes([0x57 ^ 0xC1, 0x01 ^ 0xC1])}
 

@@ -26,7 +26,7 @@ def clients_of(folder: Path) -> dict[str, list[int]]:
 def test_every_example_goes_to_one_client_as_it_is(
     tmp_path: Path, layout: str, read_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However little is read at once, and in however many shards a client's examples are."""
+    """The split depends neither on the bytes of one read, nor on the number of a client's shards."""
     monkeypatch.setattr(directory_split, "_READ_BYTES", read_bytes)
     monkeypatch.setattr(directory_split, "SHARD_BYTES", 150)
     write(tmp_path / "all", layout)

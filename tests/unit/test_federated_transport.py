@@ -64,7 +64,7 @@ def link(server: Server, name: str = "berlin", key: ClientKey | None = None, **o
 
 
 def test_messages_go_both_ways_while_strangers_are_turned_away(server: Server) -> None:
-    """What is done to other connections leaves a conversation as it was."""
+    """Attempts on other connections do not disturb a conversation."""
     weights = np.arange(1 << 20, dtype=np.float32)
     with link(server) as client:
         assert server.event() == Came("berlin")

@@ -1,4 +1,4 @@
-"""What tfdist promises: names, commands, variables and formats are as the golden texts say, and old files are read."""
+"""The promises of tfdist: names, commands, variables and formats match the golden texts, and old files are read."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Which groups of devices ask for NCCL: by the card of each member, and where cards are plugged in."""
+"""Groups of devices that ask for NCCL, by the card of each member; and the slots in which cards are plugged."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is done about a worker that stays slow: tables, and what no course of evictions may do."""
+"""Decisions about a worker that stays slow: tables, and what no course of evictions may do."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What counts as a hang: a table of what workers say and how long ago, and that an agent that slept blames nobody."""
+"""Hangs, by a table of what workers say and how long ago; an agent that slept blames nobody."""
 
 import math
 from dataclasses import replace
@@ -52,7 +52,7 @@ def worker(
 
 
 def after_steps(count: int = 10, seconds: float = 0.1) -> Watch:
-    """Return what an agent remembers that has seen so many steps, and looked last at 100 s."""
+    """Return the watch of an agent that has seen so many steps, and looked last at 100 s."""
     watch = begin(100.0)
     for tick in range(count):
         watch, hang = look(watch, [worker(0, tick=tick, step=seconds), worker(1, tick=tick)], 100.0, PATIENCE)

@@ -1,4 +1,4 @@
-"""How a host joins over TCP: strangers, other keys and messages that are sent again come to nothing."""
+"""Hosts that join over TCP: strangers, other keys and messages that are sent again have no effect."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""What a job on Kubernetes writes where it was submitted comes through the log of its first pod."""
+"""Outputs of a job on Kubernetes, which reach the submitting machine through the log of its first pod."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def outputs_of(folder: Path) -> tuple[Output, ...]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> bytes:
-    """What a pod writes that has three outputs, with lines of workers between."""
+    """Return the log of a pod that has three outputs, with lines of workers between them."""
     records: list[bytes] = [b"first\n"]
     pod = tmp_path / "pod"
     pod.mkdir()

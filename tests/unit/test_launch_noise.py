@@ -1,4 +1,4 @@
-"""What is known to be noise, and what must never be taken for it."""
+"""Known noise, and messages that must never be taken for it."""
 
 import os
 import subprocess

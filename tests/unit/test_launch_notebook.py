@@ -1,4 +1,4 @@
-"""What a notebook sends to its workers, and what its cell shows: without a process."""
+"""The functions that a notebook sends to its workers, and the output of its cell, without a process."""
 
 import functools
 import linecache

@@ -9,7 +9,7 @@ from tfdist.jobs.output.output_forwarder import Pump
 
 
 class Screen:
-    """What is shown."""
+    """A screen that keeps the lines it is given."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
@@ -46,7 +46,7 @@ def test_what_comes_after_the_end_of_a_worker_elsewhere_is_shown() -> None:
     pump.add(reads, stream=1, worker=1, ends_later=True)
 
     def write_the_rest(asked: list[int]) -> bool:
-        """Write when `finish` waits, and has asked whether it should."""
+        """Write once `finish` waits, and has asked whether to give up."""
         asked.append(1)
         if len(asked) == 1:
             with open(writes, "wb") as pipe:

@@ -1,4 +1,4 @@
-"""What is told about restarts: cause, lines, event file, summary; and jobs that are found by their id."""
+"""Reports about restarts: cause, lines, event file, summary; and jobs that are found by their id."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What the agent decides about a chief and its tasks: a table of what happens, and what no course of events may do."""
+"""Decisions of the agent about a chief and its tasks: a table of events, and what no course of events may do."""
 
 import signal
 from collections.abc import Sequence

@@ -64,7 +64,7 @@ def clock_of(*observers: StepObserver) -> StepClock:
 
 
 def require_sound(recorder: Recorder) -> None:
-    """As many steps end as begin, and phases follow on each other without gaps from the begin of each to its end."""
+    """Check that every step that begins also ends, and that its phases follow each other without gaps."""
     assert list(recorder.begun) == list(range(len(recorder.begun)))
     assert recorder.begun.keys() == recorder.ended.keys()
     for step, (_, begun) in recorder.begun.items():
@@ -127,7 +127,7 @@ def callbacks_before_the_work(clock: StepClock) -> None:
 
 
 def evaluate_in_a_callback(clock: StepClock) -> None:
-    """What runs first is the step that was announced, on every worker; the other one has the next number."""
+    """Announce a step, then run an evaluation, which takes the announced number; the step itself takes the next."""
     announced(clock, lambda: one(clock, TEST))
 
 

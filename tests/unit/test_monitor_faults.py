@@ -30,7 +30,7 @@ def planned(monkeypatch):  # type: ignore[no-untyped-def]
 
 
 def ended(plan: str, *, point: str = "step", **environment: str) -> tuple[int, str]:
-    """How a process ends that passes the point five times."""
+    """Run a process that passes the point five times; return its exit code and its output."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_")}
     process = subprocess.run(
         [sys.executable, "-c", CALL.format(point=point)],

@@ -1,4 +1,4 @@
-"""How workers are stopped before the same step: every interleaving of up to three, then real tables."""
+"""The stop of all workers before the same step: every interleaving of up to three, then real tables."""
 
 import random
 import threading

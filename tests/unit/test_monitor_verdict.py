@@ -83,7 +83,7 @@ def test_two_causes_of_one_worker_are_not_taken_for_one() -> None:
 
 
 def test_a_late_update_is_told_beside_passes_that_are_a_little_longer() -> None:
-    """As recorded on a busy machine: steps of a few milliseconds, an update 80 ms late on one worker."""
+    """The numbers are from a busy machine: steps of a few milliseconds, an update 80 ms late on one worker."""
     usual, late = np.zeros(len(Part)), np.zeros(len(Part))
     usual[[Part.FORWARD, Part.BACKWARD, Part.UPDATE, Part.PYTHON]] = 0.8, 0.7, 0.9, 2.4
     late[[Part.FORWARD, Part.BACKWARD, Part.UPDATE, Part.PYTHON]] = 1.3, 1.1, 81.0, 3.2

@@ -1,6 +1,6 @@
-"""How the library of ops is kept: compiled once, whole or not there, and with a cause when it cannot be had.
+"""The cache of the library of ops: it compiles once, keeps a library whole or not at all, and reports failures.
 
-The compiler is a script that writes what it was told to; the real one is met in tests/integration.
+The compiler is a script that writes a given text; tests/integration has the real one.
 """
 
 import os

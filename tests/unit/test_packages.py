@@ -27,7 +27,7 @@ def module_of(name: str) -> str:
 
 
 def for_type_checkers(tree: ast.Module) -> set[ast.AST]:
-    """What stands under `if TYPE_CHECKING`, which nobody runs."""
+    """Return the nodes under `if TYPE_CHECKING`, which never run."""
     blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If))
     return {
         inner
@@ -63,7 +63,7 @@ def names_in_strings(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
 
 @cache
 def named_by(source: Source) -> tuple[tuple[ast.AST, str], ...]:
-    """What a file names of other packages: by imports anywhere in it, those for type checkers too, and in strings."""
+    """Return the names from other packages in a file: in all imports, also for type checkers, and in strings."""
     names = (*imported_modules(source), *names_in_strings(source.tree))
     found = ((node, module_of(name)) for node, name in names if name.startswith("tfdist."))
     return tuple((node, target) for node, target in found if package_of(target) not in ("", source.package))

@@ -84,7 +84,7 @@ def test_wrong_types_are_type_errors() -> None:
 
 
 def _copied(proposal: str | None) -> object:
-    """What a user copies into a script, where it is an argument."""
+    """Return the value of the argument that a user copies into a script."""
     assert proposal is not None
     return ast.literal_eval(proposal.removeprefix("layout_map="))
 

@@ -1,4 +1,4 @@
-"""How often to save: closed forms beside each other, and beside a hundred thousand failures drawn one by one."""
+"""The best interval between saves: closed forms against each other, and against 100,000 failures drawn one by one."""
 
 import math
 
@@ -22,7 +22,7 @@ def drawn(interval: float, save: float, failures: Failures, draws: np.ndarray) -
 @pytest.mark.parametrize("shape", [1.0, 0.7, 1.5])
 @pytest.mark.parametrize(("save", "restart"), [(2.0, 30.0), (300.0, 600.0)])
 def test_the_interval_is_that_of_brute_force(shape: float, save: float, restart: float) -> None:
-    """Of 60 intervals, each over the same hundred thousand failures, the best keeps no more than 1 % more."""
+    """The best of 60 intervals, over the same hundred thousand failures, keeps no more than 1 % more."""
     failures = Failures(mtbf_seconds=3600.0, restart_seconds=restart, shape=shape)
     draws = failures.scale_seconds * np.random.default_rng(7).weibull(shape, FAILURES)
     found = best_interval(save, failures)

@@ -33,7 +33,7 @@ from tfdist.planner.scaling.simulated_trace import trace_of
 def test_messages_of_a_ring_end_as_the_formula_says(
     members: int, size: float, latency: float, begins: list[float]
 ) -> None:
-    """From the last member's begin on; each member sends 2 (n - 1) messages, one at a time."""
+    """The formula counts from the last member's begin; each member sends 2 (n - 1) messages, one at a time."""
     link = Link(latency_seconds=latency, bytes_per_second=1e8)
     found = ring_messages(link, size, begins[:members])
     end = max(one.end for one in found)

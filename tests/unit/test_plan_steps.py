@@ -81,7 +81,7 @@ def test_a_perfect_network_divides_computing(method: str) -> None:
 
 
 def test_latency_alone_and_bandwidth_alone() -> None:
-    """Of one bucket after the backward pass: 2 (p - 1) latencies, and 2 (p - 1) / p of the bytes."""
+    """One bucket after the backward pass takes 2 (p - 1) latencies, and 2 (p - 1) / p of the bytes."""
     one = profile_of(0.1, 0.2, [10**8])
     late = predict(Job(profile=one, network=network_of(1e30, 0.001), workers=8))
     assert late.reduction == pytest.approx(2 * 7 * 0.001)

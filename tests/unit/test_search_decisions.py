@@ -1,4 +1,4 @@
-"""What a search decides: equal to the algorithm of the paper, and the same after a kill at any event."""
+"""Decisions of a search: equal to the paper's algorithm, and the same after a kill at any event."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""What backup workers drop is counted, by worker and by step."""
+"""Counts of the parts that backup workers drop, by worker and by step."""
 
 from tfdist.training.parameter_servers.dropped_parts import Dropped, DroppedPart
 

@@ -1,4 +1,4 @@
-"""What a value of a batch is, from values of parts of it and of its examples given twice."""
+"""Verdicts on a value of a batch: a mean, a sum or neither, by its values on parts, and on examples given twice."""
 
 from collections.abc import Callable
 

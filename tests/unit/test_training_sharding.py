@@ -1,4 +1,4 @@
-"""Which part of each variable a worker updates, and where sharding is possible: pure functions."""
+"""The part of each variable that a worker updates, and the conditions of sharding: pure functions."""
 
 import math
 

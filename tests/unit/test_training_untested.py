@@ -1,4 +1,4 @@
-"""What becomes of versions of TensorFlow and Keras that were not tested."""
+"""Untested versions of TensorFlow and Keras: compared, refused, or used at the user's risk."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which callbacks can only watch."""
+"""Callbacks that can only watch, as their code shows."""
 
 import functools
 import time
@@ -11,7 +11,7 @@ from tfdist.training.callback_analysis import only_watches
 
 
 class Base:
-    """As Keras' callback, which is given a model."""
+    """A stand-in for Keras' callback, which is given a model."""
 
     def __init__(self) -> None:
         self.params: dict[str, Any] = {"epochs": 2}
@@ -68,7 +68,7 @@ class Given(Base):
 
 
 class Holds(Base):
-    """Holds what may be anything."""
+    """Holds an object that may be anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Holds(Base):
 
 
 class Calls(Base):
-    """Calls a function of the script's that reaches what may be anything."""
+    """Calls a function of the script's that reaches an object that may be anything."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Call it."""

@@ -49,7 +49,7 @@ class World:
         return tuple(found), frozenset(self.dead)
 
     def worker_steps(self) -> Iterator[tuple[str, object]]:
-        """What goes on without a new batch: what is begun is ended."""
+        """Yield the steps that need no new batch, and end those that have begun."""
         busy = set(self.held.values())
         present = set(itertools.chain(*self.groups.values())) - self.dead
         for ticket, holder in self.held.items():

@@ -1,4 +1,4 @@
-"""How many processes are measured at once, what they are told, and what becomes of them; a stand-in measures."""
+"""The number, the arguments and the ends of processes that are measured at once; a stand-in measures."""
 
 import os
 import sys

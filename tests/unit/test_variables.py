@@ -27,7 +27,7 @@ def violations(tree: ast.AST) -> Iterator[int]:
 
 
 def _looked_up(node: ast.AST) -> list[ast.AST]:
-    """What a node looks up in a mapping."""
+    """Return the keys that a node looks up in a mapping."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         return [node.slice]
     if isinstance(node, ast.Compare) and "environ" in ast.unparse(node.comparators[0]):

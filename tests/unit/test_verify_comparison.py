@@ -1,4 +1,4 @@
-"""What counts as the same numbers."""
+"""The differences between numbers, and those that count as the same."""
 
 import math
 from typing import Any

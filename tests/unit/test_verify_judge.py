@@ -1,4 +1,4 @@
-"""From replies and outcomes to a verdict."""
+"""The verdict that follows from replies and outcomes."""
 
 import math
 from dataclasses import replace

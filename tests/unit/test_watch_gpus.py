@@ -1,4 +1,4 @@
-"""What processes use of GPUs, as a library tells that answers like NVML."""
+"""The GPU use of processes, as reported by a library that answers like NVML."""
 
 import io
 import json
@@ -30,7 +30,7 @@ print(json.dumps([gpus.used_by(pid) for pid in (100, 100, 200, 300)]))
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    """What two looks at process 100 tell, and one each at 200 and 300."""
+    """Return the results of two looks at process 100, and of one each at 200 and 300."""
     folder = tmp_path_factory.mktemp("nvml")
     built = ["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
     subprocess.run(built, check=True, timeout=120)

@@ -24,7 +24,7 @@ def find_tools(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def missing_tools(tools: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return what is missing, each with the command that cures it.
+    """Return the missing tools, each with the command that installs it.
 
     Example:
         >>> missing_tools({"make": None})

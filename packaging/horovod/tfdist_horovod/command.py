@@ -96,7 +96,7 @@ def command(
 
 
 def described(outcome: Outcome, *, seconds: float) -> str:
-    """Return what was done, in a line or two.
+    """Return a description of the outcome, in a line or two.
 
     Example:
         >>> outcome = Outcome(version="0.28.1", tensorflow="2.21.0", built_in=("gloo",), was="installed")

@@ -1,4 +1,4 @@
-"""From the package index to a wheel that works: fetch, prepare, configure, compile, check; all in one temporary folder.
+"""The build of a wheel that works: fetch, prepare, configure, compile and check it, in one temporary folder.
 
 Example:
     >>> progress_of("[ 42%] Building CXX object horovod/tensorflow/CMakeFiles/tensorflow.dir/mpi_ops.cc.o")
@@ -195,6 +195,6 @@ def changes_for(options: Options) -> tuple[Edit, ...]:
 
 
 def progress_of(line: str) -> float | None:
-    """Return how much of the compilation a line of make says is done; None when it says nothing about it."""
+    """Return the finished part of the compilation by a line of make; None if the line tells none."""
     found = re.match(r"\[\s*(\d{1,3})%\]", line)
     return int(found[1]) / 100 if found else None

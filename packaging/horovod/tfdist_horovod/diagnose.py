@@ -14,7 +14,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a build failed.
+    """The cause of a failed build, and its cure.
 
     Attributes:
         line: the cause.

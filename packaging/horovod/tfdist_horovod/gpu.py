@@ -142,7 +142,7 @@ def link_nccl(installed: Path, folder: Path) -> Path:
 
 
 def extra(cuda: Path, nccl: Path) -> Extra:
-    """Return what GPUs add to the environment of a build."""
+    """Return the additions of GPUs to the environment of a build."""
     variables = {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_CUDA_HOME": str(cuda),

@@ -34,7 +34,7 @@ _WAIT_SECONDS = 3 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What `install` did.
+    """The result of `install`.
 
     Attributes:
         version: of Horovod.
@@ -122,7 +122,7 @@ class _Wheel:
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What is asked for, and where."""
+    """The options of a build, and the target for which it is built."""
 
     options: Options
     here: Target
@@ -134,13 +134,13 @@ class _Request:
         return recipe.key(self.here, self.options)
 
     def kept_wheel(self) -> _Wheel | None:
-        """What is in the cache, which others may have filled and this user may not write."""
+        """Return the wheel in the cache, which other users may have filled and this one may be unable to write."""
         path = Cache(folder(self.environ)).find(self.key, recipe.wheel_name(self.here))
         return _Wheel(path=path, was="cached") if path else None
 
 
 def _kept(request: _Request) -> Outcome | None:
-    """What is installed, when it does: by its record, or as something else built it, by trying it."""
+    """Return the installed Horovod if it has the options: its record tells, or a trial where another tool built it."""
     found = find_installed()
     if found is None:
         return None
@@ -221,7 +221,7 @@ def _install_wheel(wheel: Path, request: _Request) -> None:
 
 
 def _needed(request: _Request) -> list[str]:
-    """What Horovod needs at run time: its own requirements, and the libraries of what is built in."""
+    """Return the run-time requirements: Horovod's own, and the libraries of its options."""
     cuda, with_mpi = request.options.cuda, request.options.mpi
     nccl = [gpu.nccl_of(request.here.package)] if cuda else []
     return [*recipe.RUNTIME, *nccl, *([mpi_for_build.WHEEL] if with_mpi and with_mpi.home is None else [])]

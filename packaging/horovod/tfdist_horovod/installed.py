@@ -45,7 +45,7 @@ def record_of(target: Target, options: Options) -> Record:
 
 
 def misfit(found: Installed, target: Target, options: Options) -> str:
-    """Return why an installed Horovod of ours does not do; empty when it does, for instance with more built in.
+    """Return the reason why an installed Horovod of ours is unfit; empty if it fits, for instance with more built in.
 
     Example:
         >>> record = Record(tensorflow="2.16.2", python_tag="cp311", built_in=("gloo",), revision=1)
@@ -77,7 +77,7 @@ def misfit(found: Installed, target: Target, options: Options) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What a child process saw that imported Horovod and reduced a tensor over one process.
+    """The result of a child process that imports Horovod and reduces a tensor over one process.
 
     Attributes:
         built_in: the transports that the library names; empty when it does not work.
@@ -127,7 +127,7 @@ def prove(environ: Mapping[str, str], *, on_gpus: bool, timeout_seconds: float) 
 
 
 def interpret(lines: Sequence[str], code: int) -> Proof:
-    """Return what the lines of the child mean."""
+    """Return the proof that the lines and the exit code of the child give."""
     output = "\n".join(lines)
     for line in lines:
         if line.startswith(_MARK):

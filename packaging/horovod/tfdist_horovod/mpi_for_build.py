@@ -51,5 +51,5 @@ def slug(said: str) -> str:
 
 
 def extra(home: Path) -> Extra:
-    """Return what MPI adds to the environment of a build, and of its check."""
+    """Return the additions of MPI to the environment of a build, and of its check."""
     return Extra(variables={"MPI_HOME": str(home)}, path=(home / "bin",), libraries=(home / "lib",))

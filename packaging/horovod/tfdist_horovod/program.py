@@ -29,7 +29,7 @@ class ProgramError(TfdistError):
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """What programs of one build have in common.
+    """A runner of the programs of one build, with their common guard and log.
 
     Attributes:
         guard: the temporary folder of the build, and who cleans up after this process if it is killed.

@@ -32,7 +32,7 @@ _BYTES_PER_JOB = 1_500_000_000  # what the compiler takes for a file that includ
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """What an option is built with: CUDA, or an MPI.
+    """The toolkit of an option: CUDA, or an MPI.
 
     Attributes:
         version: its release, ``13.0``.
@@ -45,7 +45,7 @@ class Toolkit:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is built into Horovod besides gloo.
+    """The options of a build: the parts of Horovod besides gloo.
 
     Attributes:
         cuda: the toolkit that compiles the parts for GPUs; with one NCCL is built in, too.
@@ -93,7 +93,7 @@ def wheel_name(target: Target) -> str:
 
 
 def jobs(*, processors: int, available_bytes: int) -> int:
-    """Return how many files to compile at once: as many as there are processors, and memory for each.
+    """Return the number of files to compile at once: one per processor, as far as memory allows.
 
     Example:
         >>> jobs(processors=64, available_bytes=8_000_000_000)
@@ -104,7 +104,7 @@ def jobs(*, processors: int, available_bytes: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Folders:
-    """Where a build finds its parts, all inside of its temporary folder.
+    """The folders of a build, all inside its temporary folder.
 
     Attributes:
         tools: the packages of `TOOLS`, which the build sees before all others.
@@ -119,7 +119,7 @@ class Folders:
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """What an option adds to the build.
+    """The additions of an option to the environment of a build.
 
     Attributes:
         variables: of the environment.

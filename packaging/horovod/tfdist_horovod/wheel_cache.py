@@ -24,12 +24,12 @@ class Cache:
 
     @property
     def work(self) -> Path:
-        """Where wheels are before they are put in place, and builds have their temporary folders."""
+        """The folder of wheels that are not in place yet, and of the temporary folders of builds."""
         return self.root / "work"
 
     @property
     def workplace(self) -> Path:
-        """Where a build has its temporary folder; TensorFlow's flags for a compiler cannot carry a path with spaces."""
+        """The parent of a build's temporary folder, without spaces, which TensorFlow's compiler flags cannot carry."""
         for place in (self.work, Path(tempfile.gettempdir())):
             if not any(sign.isspace() for sign in str(place)):
                 return place
@@ -41,15 +41,15 @@ class Cache:
         )
 
     def log(self, key: str) -> Path:
-        """Return where the log of the last failed build of this key is."""
+        """Return the path of the log of the last failed build of this key."""
         return self.root / "logs" / f"{key}.log"
 
     def lock(self, key: str) -> Path:
-        """Return the file that who builds this key has locked."""
+        """Return the file that a build of this key locks."""
         return self.root / "locks" / f"{key}.lock"
 
     def wheel(self, key: str, name: str) -> Path:
-        """Return where the wheel of this key is, or will be."""
+        """Return the path of the wheel of this key, present or future."""
         return self.root / "wheels" / key / name
 
     def find(self, key: str, name: str) -> Path | None:

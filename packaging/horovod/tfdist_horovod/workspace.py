@@ -13,7 +13,7 @@ from tfdist_horovod.program import ProgramError, Runner
 
 @contextlib.contextmanager
 def workshop(parent: Path, log: Path, *, keep_log: bool, verb: str) -> Iterator[Runner]:
-    """Yield what runs programs; afterwards they and the temporary folder are gone."""
+    """Yield a runner of programs; afterwards they and the temporary folder are gone."""
     try:
         file = log.open("w", encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What users do with BackupAndRestore; each function asserts what must hold. python backup_cases.py NAME FOLDER"""
+"""Uses of BackupAndRestore; each function asserts what must hold. python backup_cases.py NAME FOLDER"""
 
 import fcntl
 import logging

@@ -1,4 +1,4 @@
-"""What BackupAndRestore says, and what it is told; each function asserts it. python backup_words.py NAME FOLDER"""
+"""Messages and arguments of BackupAndRestore; each function checks some. python backup_words.py NAME FOLDER"""
 
 import logging
 import os
@@ -67,7 +67,7 @@ def storage_options():
 
 
 def going_on():
-    """Where training goes on it says so, and with which learning rate, to those who have set no logging up."""
+    """Check that a resumed training warns of its place and learning rate, so that no logging has to be set up."""
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append((record.levelname, record.getMessage()))

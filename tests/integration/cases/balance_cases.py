@@ -1,4 +1,4 @@
-"""What the tests of shares that follow workers' speed run in every worker at once; each returns JSON values."""
+"""Cases of shares that follow the speed of workers: each runs in every worker at once and returns JSON values."""
 
 import contextlib
 import os
@@ -90,7 +90,7 @@ def shares_follow(kind: str, at_once: int) -> Any:
 
 
 def shares_stay() -> Any:
-    """What is warned of where the input is slow, or layers wait for other workers; the shares at the end."""
+    """Return warnings, changes and final shares where the input is slow, and where layers wait for other workers."""
     seen = []
     slow, balance = Told(every=2), BalanceShares(every=2)
     slow.waits = 1.0

@@ -40,7 +40,7 @@ class Notes(keras.callbacks.Callback):
         (FOLDER / f"notes {START} {cases.RANK}.json").write_text(json.dumps(self.seen))
 
     def pending(self) -> Any:
-        """Return what a backup keeps of a change that does not hold yet."""
+        """Return the state that a backup keeps of a change that does not hold yet."""
         state = self.balance.get_state()
         return [state.get("former"), state.get("changes_at")]
 

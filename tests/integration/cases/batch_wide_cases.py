@@ -305,7 +305,7 @@ def _difference(one: Any, other: Any) -> float:
 
 
 def differences(name: str, **options: Any) -> dict[str, Any]:
-    """Return what differs from one device for a model that is right, what was said, and which copies are not equal."""
+    """Return a right model's differences from one device, the warnings, and the copies that are not equal."""
     under, one = trained(RIGHT[name], STRATEGY, **options), trained(RIGHT[name], run_eagerly=True)
     wrong = {path: error for path, error in apart(under, one).items() if error > 1e-5}
     unequal = [path for path, own in under["copies"].items() if not all(np.array_equal(own[0], c) for c in own)]
@@ -313,7 +313,7 @@ def differences(name: str, **options: Any) -> dict[str, Any]:
 
 
 def sentences(name: str) -> list[str]:
-    """Return what is said of a model that cannot be right, in two calls of fit."""
+    """Return the warnings about a model that cannot be right, in two calls of fit."""
     said: list[str] = trained(SAID[name], STRATEGY, fits=2)["said"]
     return said
 
@@ -346,7 +346,7 @@ class Accumulating(keras.Model):
 
 
 def said_of_a_condition() -> list[str]:
-    """Return what is said of a step that cannot be tried."""
+    """Return the warnings about a step that cannot be tried."""
     with STRATEGY.scope():
         model = Accumulating()
         model.compile(keras.optimizers.SGD(0.05))

@@ -1,4 +1,4 @@
-"""What the benchmark's workers are made to do in its tests."""
+"""Faulty engines, for the benchmark's workers in its tests."""
 
 from collections.abc import Callable
 

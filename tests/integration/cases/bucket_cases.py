@@ -1,4 +1,4 @@
-"""What a step that several workers trace reduces, and when; each case returns JSON values."""
+"""Cases of a step that several workers trace: its reductions and their order; each returns JSON values."""
 
 import os
 from typing import Any
@@ -100,7 +100,7 @@ def measured_buckets() -> dict[str, Any]:
 
 
 def models_that_differ() -> str:
-    """Train what one worker has frozen a layer of."""
+    """Train a model of which one worker has frozen a layer."""
     network = model()
     network.layers[0].trainable = RANK == 0
     with STRATEGY.scope():

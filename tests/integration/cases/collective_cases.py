@@ -1,4 +1,4 @@
-"""What the battery of collectives runs in every process at once; each function returns what is wrong, in words."""
+"""The battery of collectives: each function runs in every process at once and returns what is wrong, in words."""
 
 import concurrent.futures
 import functools
@@ -192,7 +192,7 @@ def halves(name: str, groups: Sequence[Sequence[int]]) -> list[str]:
 
 
 def under_way(name: str, groups: Sequence[Sequence[int]], group: int | None) -> list[str]:
-    """Reduce what has another shape in every call, in conditions and loops, and in functions traced anew."""
+    """Reduce tensors whose shape changes with every call, in conditions and loops, and in functions traced anew."""
     own = collective(name, groups, group)
     if own is None:
         return []

@@ -106,7 +106,7 @@ def _with_a_stranger(exchange: Any, members: int) -> Any:
 
 
 def _answer_to_a_stranger(address: tuple[str, int], key: bytes, members: int) -> bytes:
-    """Return what comes after a handshake that is right but for the key; see `handshake.h`."""
+    """Return the answer to a handshake that is right but for the key; see `handshake.h`."""
     with socket.create_connection(address, timeout=60) as connection:
         challenge = b""
         while len(challenge) < 40:

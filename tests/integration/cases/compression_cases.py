@@ -52,7 +52,7 @@ def _model(strategy, optimizer):
 
 
 def _copies(model):
-    """What every replica has of every variable."""
+    """Return the copies of every variable on all replicas."""
     every = [*model.variables, *model.optimizer.variables]
     return [copy.numpy() for one in every for copy in tf_strategies.copies(one.value)]
 
@@ -98,7 +98,7 @@ def resumed_at_every_step(folder):
 
 
 def another_number_of_replicas(folder):
-    """What two replicas have held back goes into the first update of three, or of one; nothing is lost on the way."""
+    """Check that the first update of three replicas, or of one, contains all that two replicas have held back."""
     _split_processor(3)
     said, handler = [], logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())

@@ -236,7 +236,7 @@ def _far(
 
 
 def described() -> list[str]:
-    """Print what the stages of a model have, and return the lines of it."""
+    """Print the contents of a model's stages, and return the lines."""
     with PipelineStrategy(stages=2, replicas_per_worker=2).scope():
         block = [layers.Dense(64, name=name) for name in ("first", "second", "third", "fourth")]
         inner = keras.Sequential([keras.Input((64,)), *block], name="inner")

@@ -1,4 +1,4 @@
-"""What the tests of reading under strategies run in every worker at once; each returns JSON values."""
+"""Cases of reading under strategies: each runs in every worker at once and returns JSON values."""
 
 import contextlib
 import functools

@@ -56,5 +56,5 @@ class ErrorFeedback(DistributedOptimizer):
 
     @property
     def reduction_choices(self) -> Choices:
-        """What it asks of the reduction."""
+        """The choices for the reduction, with `Coarse` as the codec."""
         return replace(super().reduction_choices, compression=Coarse)

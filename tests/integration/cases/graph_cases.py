@@ -93,7 +93,7 @@ class Asked(keras.Model):
         self.own, self.of_others, self.last = (keras.layers.Dense(2) for _ in range(3))
 
     def call(self, given: dict[str, Any]) -> Any:
-        """Take what the nodes and their neighbours have, and of that the rows of the examples."""
+        """Combine the values of nodes and their neighbours, and take the rows of the examples."""
         nodes = tf.concat([given["nodes"], self.named(given["kind"])], axis=1)
         source, target = tf.unstack(given["all edges"], axis=1)
         brought = tf.math.unsorted_segment_sum(tf.gather(self.of_others(nodes), source), target, tf.shape(nodes)[0])
@@ -190,7 +190,7 @@ def looped(name: str) -> list[float]:
 
 
 def cut_by_hand(name: str) -> list[str]:
-    """Return what a loop of the user's own sees of batches whose rows are unlike, known before a step and in it."""
+    """Return the errors of a user's own loop over batches with unlike rows, known before a step and in it."""
     scope, seen = strategy(name), []
     known = tf.data.Dataset.from_tensors(graph(20))
     for data in (known, batches(12, 12, 20)):
@@ -204,7 +204,7 @@ def cut_by_hand(name: str) -> list[str]:
 
 
 def eagerly(name: str) -> list[str]:
-    """Return what is said where a table is looked up by a whole input, and the model runs eagerly."""
+    """Return the warnings where a table is looked up by a whole input, and the model runs eagerly."""
     scope = strategy(name)
     scope.whole_inputs = WHOLE
     with scope.scope():

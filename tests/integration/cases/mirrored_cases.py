@@ -1,4 +1,4 @@
-"""What the tests of mirrored training run in a worker process with two logical CPUs; each returns JSON values."""
+"""Cases of mirrored training: each runs in a worker process with two logical CPUs and returns JSON values."""
 
 import contextlib
 import functools
@@ -439,7 +439,7 @@ def states_in_memory(epochs: int) -> dict[str, Any]:
 
 
 def a_gather_that_does_not_fit() -> dict[str, Any]:
-    """Gather what does not fit, in a function and outside of one; then gather, reduce and train as before."""
+    """Gather tensors that do not fit, in a function and outside of one; then gather, reduce and train as before."""
     wrong = STRATEGY.experimental_distribute_values_from_function(
         lambda context: tf.ones([2, 2 + context.replica_id_in_sync_group])
     )

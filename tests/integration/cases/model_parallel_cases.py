@@ -1,4 +1,4 @@
-"""What the tests of model parallelism run in every process at once; each returns JSON values."""
+"""Cases of model parallelism: each runs in every process at once and returns JSON values."""
 
 import contextlib
 import functools

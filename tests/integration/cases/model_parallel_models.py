@@ -88,7 +88,7 @@ def sequence() -> keras.Model:
 
 
 def einsums() -> keras.Model:
-    """By columns and then by rows, with biases of one element for all and of another axis, and a softmax between."""
+    """Return a model cut by columns and then by rows, with biases along several axes and a softmax between."""
     layers = keras.layers
     made = [layers.EinsumDense("abc,cd->abd", (6, 4), activation="tanh", bias_axes="b")]
     made += [layers.Activation("relu"), layers.EinsumDense("abd,de->abe", (6, 6), bias_axes="e")]

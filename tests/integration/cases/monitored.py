@@ -45,7 +45,7 @@ def late(where: str) -> Any:
 
 
 class Epochs(keras.callbacks.Callback):
-    """Tells which epoch it is."""
+    """Keeps the number of the epoch."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         now["epoch"] = epoch

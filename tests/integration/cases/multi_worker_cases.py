@@ -1,4 +1,4 @@
-"""What the tests of multi-worker training run in every worker at once; each returns JSON values."""
+"""Cases of multi-worker training: each runs in every worker at once and returns JSON values."""
 
 import contextlib
 import logging
@@ -209,7 +209,7 @@ def one_worker_stops(at_batch: int) -> dict[str, Any]:
 
 
 def agreements() -> dict[str, int]:
-    """How often workers agree in a `fit` of five batches, by what a callback of each batch could do."""
+    """Count the agreements of workers in a `fit` of five batches, for callbacks of each batch by what they could do."""
     seen: list[int] = []
 
     class Watches(keras.callbacks.Callback):
@@ -317,7 +317,7 @@ def waits_for_one_who_left(seconds: float) -> str:
 
 
 def carrier() -> str:
-    """Return what carries the workers' tensors."""
+    """Return the name of the collective that carries the workers' tensors."""
     return type(STRATEGY.workers.collective).__name__
 
 

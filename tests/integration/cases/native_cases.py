@@ -1,6 +1,6 @@
-"""What processes that have native collectives do with engines of their own beside it, which they join for the purpose.
+"""Cases of further engines, which processes with native collectives join beside the job's.
 
-Each function runs in every process at once, and gives back what came of it; None where the collectives are others.
+Each function runs in every process at once and returns its result; None where the collectives are not native.
 """
 
 import gc

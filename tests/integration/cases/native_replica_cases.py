@@ -1,4 +1,4 @@
-"""What native collectives do between the replicas of one process; each function runs in a worker of a pool."""
+"""Cases of native collectives between the replicas of one process; each runs in a worker of a pool."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What users write to look at a number that a strategy's scope has made."""
+"""Conversions by which users look at a number that was made in a strategy's scope."""
 
 from typing import Any
 

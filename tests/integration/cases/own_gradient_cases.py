@@ -49,7 +49,7 @@ def _trained(step: Step, scope: Any, *, rows: int = len(X), rate: float = 0.05, 
 
 
 def _both(step: Step, *, rows: int = len(X), rate: float = 0.05, **options: Any) -> dict[str, Any]:
-    """Return how far weights and logs are from those of one device, and what is said."""
+    """Return the distance of weights and logs from one device's, and the warnings."""
     with heard() as said:
         under = _trained(step, STRATEGY.scope(), rows=rows, rate=rate, **options)
     one = _trained(step, contextlib.nullcontext(), rows=rows, rate=rate, run_eagerly=True)
@@ -156,7 +156,7 @@ def _sharpness_aware(reduce: Callable[[Any], Any]) -> Step:
 
 
 def what_is_said() -> dict[str, list[str]]:
-    """Return what is said of steps that use their gradients, linearly and otherwise."""
+    """Return the warnings about steps that use their gradients, linearly and otherwise."""
 
     def said(step: Step) -> list[str]:
         with heard() as sentences:
@@ -189,7 +189,7 @@ def reduced(names: list[str] | None = None) -> dict[str, Any]:
 
 
 def rows_that_are_said() -> dict[str, list[str]]:
-    """Return what is said of a table in two steps."""
+    """Return the warnings about a table in two steps."""
     x, y = np.arange(4 * BATCH).reshape(-1, 2) % 5, np.ones((2 * BATCH, 1))
 
     def said(optimizer: str, **options: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the tests of the parameter-server strategy run in a chief with three workers and two servers of its own."""
+"""Cases of the parameter-server strategy, which run in a chief with three workers and two servers of its own."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""What is trained with its tables in parts on parameter servers."""
+"""Models whose tables are in parts on parameter servers, and their optimizers."""
 
 from collections.abc import Callable
 from typing import Any

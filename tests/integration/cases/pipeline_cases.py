@@ -1,4 +1,4 @@
-"""What the tests of pipelines run in every process at once; each returns JSON values."""
+"""Cases of pipelines: each runs in every process at once and returns JSON values."""
 
 import contextlib
 import functools
@@ -91,7 +91,7 @@ def words() -> keras.Model:
 
 
 def whole_batches() -> keras.Model:
-    """What a micro-batch alone cannot have: statistics of the batch, masks, one device's random numbers."""
+    """Return a model that needs whole batches: statistics of the batch, masks, one device's random numbers."""
     layers = keras.layers
     return keras.Sequential(
         [

@@ -1,4 +1,4 @@
-"""What a pipeline cannot do, and says so."""
+"""Models and calls that a pipeline refuses."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the tests of pools run in workers."""
+"""Functions that the tests of pools call in workers."""
 
 import os
 import signal

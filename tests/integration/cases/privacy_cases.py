@@ -238,7 +238,7 @@ def resumed(folder: str) -> dict[str, Any]:
 
 
 def samples(folder: str) -> dict[str, Any]:
-    """How often each of 30 examples is in 400 samples, sizes, seeds, and samples of a directory."""
+    """Return 400 samples of 30 examples, the same again by their seed, samples of a directory, and their rate."""
     rows = np.arange(30)
     data = tfdist.data.poisson((rows, rows % 2), global_batch_size=6, seed=3)
     batches = [x.numpy().tolist() for _ in range(80) for x, _ in data]
@@ -250,7 +250,7 @@ def samples(folder: str) -> dict[str, Any]:
 
 
 def refusals() -> dict[str, str]:
-    """What is refused, by the name of the error's field."""
+    """Return the name that the error of each refusal has."""
     x, y = VECTORS, LABELS
 
     def name_of(*inner: Any, data: Any = None, loss: Any = CLASSES, call: str = "fit", **options: Any) -> str:

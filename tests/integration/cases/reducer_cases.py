@@ -1,4 +1,4 @@
-"""What every reducer guarantees, under the strategy of this process: N replicas have the gradients of one device."""
+"""The guarantee of every reducer, under this process's strategy: N replicas have the gradients of one device."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

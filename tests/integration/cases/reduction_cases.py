@@ -1,4 +1,4 @@
-"""What a step of the user's reduces to: what is said of it, and that finding it out changes nothing."""
+"""Cases of a user's own step: the warnings about its reductions, and the trial of a step, which changes nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -147,7 +147,7 @@ class Penalised(keras.Model):
 
 
 def a_gradient_of_a_gradient() -> dict[str, Any]:
-    """What is said of it, once, however often it is traced."""
+    """Return the warnings about a loss with a gradient in it, which come once, however often the step is traced."""
     with STRATEGY.scope():
         network = Penalised()
         network.compile(keras.optimizers.SGD(0.01))

@@ -100,7 +100,7 @@ def model() -> keras.Model:
 
 
 def numbers_of(method: Callable[[Any], Any], scope: Any, *, eagerly: bool = False) -> list[float]:
-    """Return what a method of Keras returns on a new model, and the weights that it leaves behind."""
+    """Return the result of a method of Keras on a new model, and the weights that it leaves behind."""
     with scope:
         network = model()  # its weights are not read before: TensorFlow asks the strategy for each
         network.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eagerly)
@@ -145,7 +145,7 @@ BREAKS: dict[str, Callable[[], Any]] = {
 
 
 def refusals(cases_of: str, moved: str) -> dict[str, str]:
-    """Return what Keras' methods raise while a detail has moved."""
+    """Return the errors of Keras' methods while a detail has moved."""
     return what_happens(strategy_of(cases_of), BREAKS[moved])
 
 
@@ -235,7 +235,7 @@ def first_used_otherwise(cases_of: str) -> dict[str, str]:
 
 
 def untested_pair(cases_of: str) -> dict[str, str]:
-    """Return what Keras' methods raise where a step of an untested pair was wrong, and where it was right."""
+    """Return the errors of Keras' methods where a step of an untested pair was wrong, and where it was right."""
     strategy = strategy_of(cases_of)
     seen = {}
     with (

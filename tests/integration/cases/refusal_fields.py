@@ -1,4 +1,4 @@
-"""What a process reports of an error that it met, as JSON, and how a test compares it.
+"""Reports of errors between processes, as JSON, and their comparison with expected values.
 
 A report is the type of the error, its fields `name` and `received`, and its message, which only a reader of the failed
 test needs.

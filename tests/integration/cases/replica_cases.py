@@ -1,4 +1,4 @@
-"""What every replica has by itself, in backups; each function asserts what must hold.
+"""Cases of backups with state that each replica has of its own; each function asserts what must hold.
 
 python replica_cases.py NAME FOLDER
 """
@@ -45,7 +45,7 @@ def _split_processor(count):
 
 
 def accumulating_replicas(folder):
-    """What each of two replicas has accumulated by itself is saved, and gone on with to the bit."""
+    """Check that the sums of each of two replicas are saved, and that training resumes from them to the bit."""
     _split_processor(2)
 
     def begun():
@@ -107,7 +107,7 @@ class Remembering(DistributedOptimizer):
 
 
 def another_number_of_replicas(folder):
-    """What every replica has by itself becomes what its rule says, and the log says so; the update misses nothing."""
+    """Check that the state of replicas follows its rules, that the log says so, and that an update loses nothing."""
     _split_processor(3)
 
     def begun(count):

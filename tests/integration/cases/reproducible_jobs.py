@@ -55,7 +55,7 @@ class Late(keras.callbacks.Callback):
 
 
 def train(seed: int, late: bool) -> str:
-    """Train what draws random numbers everywhere; return a digest of all that came of it."""
+    """Train a model that draws random numbers everywhere; return a digest of all results."""
     tfdist.reproducible(seed)
     strategy = tfdist.strategies.from_environment()
     x = np.random.normal(size=(45, 20)).astype("float32")

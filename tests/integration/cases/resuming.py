@@ -1,4 +1,4 @@
-"""What cases of interrupted trainings share: the interruption, and how far two lists of arrays are from each other."""
+"""Helpers of cases with interrupted trainings: the interruption, and the distance of two lists of arrays."""
 
 from typing import Any
 

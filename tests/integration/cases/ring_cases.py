@@ -1,4 +1,4 @@
-"""What the tests of the ring run in every worker at once; each returns JSON values."""
+"""Cases of the ring: each runs in every worker at once and returns JSON values."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What workers of parameter servers compute in programs of XLA, in the chief of `parameter_server_cases`."""
+"""Cases of XLA programs on workers of parameter servers, in the chief of `parameter_server_cases`."""
 
 from typing import Any
 

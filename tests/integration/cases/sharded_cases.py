@@ -1,4 +1,4 @@
-"""What the tests of sharded data parallelism run in every worker at once; each returns JSON values or asserts."""
+"""Cases of sharded data parallelism: each runs in every worker at once, and returns JSON values or asserts."""
 
 import contextlib
 import io
@@ -139,7 +139,7 @@ def slots(model: keras.Model) -> list[Any]:
 
 
 def differences(cases: list[tuple[str, str]]) -> dict[str, float]:
-    """How far weights and slots are from those of one device, which the chief trains too; the first on uneven rows."""
+    """Return the distance of weights and slots from one device's, which the chief trains; the first on uneven rows."""
     found = {}
     for place, (name, kind) in enumerate(cases):
         rows = ROWS if place else UNEVEN
@@ -164,7 +164,7 @@ def dtypes() -> dict[str, float]:
 
 
 def bytes_of_slots() -> dict[str, Any]:
-    """What this worker holds of slots, beside what all of them are."""
+    """Return the bytes of the slots that this worker holds, and of all slots."""
     found = {}
     for name in ("adam, clipnorm", "lamb"):
         with STRATEGY.scope():
@@ -182,7 +182,7 @@ def bytes_of_slots() -> dict[str, Any]:
 
 
 def elements_of_weights() -> Any:
-    """How many elements of each weight that can be trained this worker has, and how many there are."""
+    """Return the number of elements of each trainable weight that this worker has, and of the whole weight."""
     with STRATEGY.scope():
         model = network()
     weights = [one for one in model.trainable_weights if len(one.shape)]
@@ -217,7 +217,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def bytes_of_a_step() -> dict[str, Any]:
-    """What a member sends of gradients and weights, beside an all_reduce of the gradients."""
+    """Return the bytes of gradients and weights that a member sends, and those of an all_reduce of the gradients."""
     own = STRATEGY.sharding.traced
     counting = Counting(own.collective, bucket_bytes=20_000)
     counting.sent = {}
@@ -395,7 +395,7 @@ class Updating(keras.Model):
 
 
 def with_control_flow() -> float:
-    """How far from one device a model is whose layers have conditions, loops and functions."""
+    """Return the distance from one device of a model whose layers have conditions, loops and functions."""
 
     def fitted(scope: Any) -> list[Any]:
         keras.utils.set_random_seed(3)

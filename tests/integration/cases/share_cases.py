@@ -1,4 +1,4 @@
-"""What the tests of uneven shares run in a worker process with two logical CPUs; each returns JSON values."""
+"""Cases of uneven shares: each runs in a worker process with two logical CPUs and returns JSON values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an observer is told of real trainings: each case returns the steps, with their kind and their phases."""
+"""Cases of observers of real trainings: each returns the steps, with their kind and their phases."""
 
 import itertools
 import tempfile

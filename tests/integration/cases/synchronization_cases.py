@@ -1,7 +1,7 @@
-"""What the tests of workers that meet seldom run in every worker at once; each returns JSON values.
+"""Cases of workers that meet seldom: each runs in every worker at once and returns JSON values.
 
 The reference is a simulation on one device: a plain Keras model for each worker, which trains on the worker's rows.
-Worker 0 alone simulates, and returns the outcome as ``simulated``. So Keras numbers layers otherwise there later on.
+Worker 0 alone simulates, and returns the outcome as ``simulated``. So Keras gives its later layers other numbers.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How often a step is traced in a worker of a pool."""
+"""Cases that count the traces of a step in a worker of a pool."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the tests of workers of unlike speed run in a chief with three workers and two servers of its own."""
+"""Cases of workers of unlike speed, which run in a chief with three workers and two servers of its own."""
 
 import os
 import signal

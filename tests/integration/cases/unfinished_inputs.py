@@ -72,7 +72,7 @@ def mapped() -> tf.data.Dataset:
 
 
 class Batches(keras.utils.PyDataset):
-    """Of which two threads make what is next."""
+    """An endless input whose next batches two threads make."""
 
     def __init__(self) -> None:
         super().__init__(workers=2)

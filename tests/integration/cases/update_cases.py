@@ -64,7 +64,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 def differences() -> dict[str, float]:
-    """Return how far the weights and logs of each way to train are from those of one device."""
+    """Return the distance of weights and logs from one device's, for each way to train."""
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
     ways: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "in parts": ("distributed", {"variable_partitioner": partitioner}, {}),
@@ -126,5 +126,5 @@ def stale_and_refused() -> dict[str, Any]:
 
 
 def numbers() -> Any:
-    """Return what is not converted to numbers as on one device."""
+    """Return the values whose conversion to numbers differs from one device's."""
     return number_cases.not_as_expected(strategy(max_staleness=0))

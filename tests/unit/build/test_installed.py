@@ -1,4 +1,4 @@
-"""What is installed and whether it does: judged from its record, and from what a child process said."""
+"""The installed Horovod, and whether it fits the options, by its record and by the output of a child process."""
 
 import json
 import zipfile

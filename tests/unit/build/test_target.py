@@ -1,4 +1,4 @@
-"""What a build is for, and the tools that it asks the machine for."""
+"""The target of a build, and the tools that it needs on the machine."""
 
 import sys
 from pathlib import Path

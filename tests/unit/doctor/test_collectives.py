@@ -1,4 +1,4 @@
-"""What the doctor says of the engine that workers take."""
+"""The doctor's report on the collective backend that workers take."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the doctor says of Horovod."""
+"""The doctor's report on Horovod."""
 
 from dataclasses import replace
 

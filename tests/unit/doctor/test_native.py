@@ -1,4 +1,4 @@
-"""What the doctor says of the ops that tfdist compiles for itself."""
+"""The doctor's report on the ops that tfdist compiles for itself."""
 
 import os
 from pathlib import Path

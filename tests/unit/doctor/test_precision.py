@@ -1,4 +1,4 @@
-"""Which policy pays, by compute capability and by the processor."""
+"""Advice on the dtype policy, by compute capability and by processor."""
 
 from pathlib import Path
 

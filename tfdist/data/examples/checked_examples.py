@@ -157,9 +157,9 @@ class Examples:
             length = self.template.length
             offsets = inside * (length + record_framing.OVERHEAD_BYTES)
             return shards.astype(np.int32), offsets, np.full(len(numbers), length, np.int64)
-        ends = self.offsets
         places = numbers + shards  # each shard has one offset more than it has examples
-        return shards.astype(np.int32), ends[places], ends[places + 1] - ends[places] - record_framing.OVERHEAD_BYTES
+        begins, ends = (self.column("offset")[at].astype(np.int64) for at in (places, places + 1))
+        return shards.astype(np.int32), begins, ends - begins - record_framing.OVERHEAD_BYTES
 
     def verify(self) -> Any:
         """Verify every byte; see `tfdist.data.verify`, which returns the same report."""
@@ -174,15 +174,19 @@ class Examples:
     @property
     def offsets(self) -> NDArray[np.int64]:
         """The offsets of all shards' indices, one after the other."""
-        return self.column("offset")
+        return self.column("offset").astype(np.int64, copy=False)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return an array of the index for all shards, such as ``value:label``."""
+        """Return an array of the index for all shards, such as ``value:label``; integers may have a smaller type."""
         if name not in self._columns:
-            parts = [self.index(shard) for shard in range(len(self.manifest.shards))]
-            self._columns[name] = np.concatenate(
-                [part.offsets if name == "offset" else part.columns[name] for part in parts]
-            )
+            parts: dict[str, list[NDArray[Any]]] = {key: [] for key in arrays_of(0, self.schema, self.manifest.layout)}
+            for number, shard in enumerate(self.manifest.shards):
+                with self.binding.explained():  # it is not kept besides: of many examples, it takes most of the memory
+                    part = self._indices.get(number) or self._load(shard)
+                for key, found in parts.items():
+                    found.append(_narrow(part.offsets if key == "offset" else part.columns[key]))
+            for key in list(parts):
+                self._columns[key] = np.concatenate(parts.pop(key))
         return self._columns[name]
 
     def integers(self, name: str) -> NDArray[Any]:
@@ -224,7 +228,7 @@ class Examples:
         if self.template is None:
             if name not in indexed_values(self.schema, self.manifest.layout):
                 return np.array(list(self._each_of(name)), self.schema[name].dtype)
-            return self.column(f"value:{name}")
+            return self.column(f"value:{name}").astype(self.schema[name].dtype, copy=False)
         found = []
         for place, shard in enumerate(self.manifest.shards):
             width = self.template.length + record_framing.OVERHEAD_BYTES
@@ -236,6 +240,18 @@ class Examples:
                 rows = np.frombuffer(data, np.uint8).reshape(count, width)
                 found.append(self.template.column(name, rows[:, record_framing.HEADER_BYTES : -4]))
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _narrow(values: NDArray[Any]) -> NDArray[Any]:
+    """Integers in the smallest type that holds all of them."""
+    if values.dtype.kind not in "iu" or not values.size:
+        return values
+    low, high = int(values.min()), int(values.max())
+    for width in [2**power for power in range(3) if 2**power < values.itemsize]:
+        kind = np.dtype(f"{'u' if low >= 0 else 'i'}{width}")
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return values.astype(kind)
+    return values
 
 
 def payloads_of(examples: Examples, ids: NDArray[np.int64]) -> Iterator[bytes]:

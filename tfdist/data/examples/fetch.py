@@ -220,7 +220,10 @@ class Fetcher:
         return {PAYLOAD: objects(payloads)}, ok
 
     def values_of(self, ids: NDArray[np.int64]) -> dict[str, _Array]:
-        return {name: self.examples.column(f"value:{name}")[ids] for name in self.values}
+        dtypes = {name: self.examples.schema[name].dtype for name in self.values}
+        return {
+            name: self.examples.column(f"value:{name}")[ids].astype(dtype, copy=False) for name, dtype in dtypes.items()
+        }
 
     def extent(self, name: str, ids: NDArray[np.int64]) -> tuple[_Array, _Array]:
         """Return the first byte and the length of a text in each payload, both int64."""

@@ -58,8 +58,8 @@ def write(
 
     Args:
         examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
-            `tf.data.Dataset`, a `ray.data.Dataset`, or a path: of CSV, Parquet, HDF5, NumPy or TFRecord files, or of a
-            folder with a folder of pictures per class.
+            `tf.data.Dataset`, a `ray.data.Dataset`, or a path: of CSV, Parquet, Arrow, HDF5, NumPy or TFRecord files,
+            or of a folder with a folder of pictures per class.
         directory: the directory to write; a path, or a URL that fsspec knows.
         num_shards: the number of files. Default: the number that follows from ``shard_bytes``.
         shard_bytes: the approximate size of a file in bytes. Default: 256 MiB.
@@ -82,8 +82,8 @@ def write(
         source_options: options of fsspec's driver for ``examples``, if these are URLs.
         split: the split to write, of a folder that has several. It is written into ``directory`` itself, with the
             schema and the classes of the train split next to it.
-        nulls: for tables: column -> the value that replaces null; ``"*"`` stands for all other columns. Default: null
-            is an error.
+        nulls: for tables: column -> the value that replaces null; ``"*"`` stands for all other columns, ``"x[]"`` for
+            the nulls in the lists of column x. Default: null is an error.
         null_masks: for tables: the columns that may be null. Each gets a feature NAME_is_null (bool) that marks the
             nulls; without ``nulls``, zero or empty text replaces null.
         delimiter: the separator of columns in CSV files. Default: a tab in .tsv, else a comma.

@@ -301,6 +301,7 @@ def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) 
         return [tf.convert_to_tensor(one) for one in keras.tree.flatten(found)]
 
     forward = tf.function(lambda *tensors: run(tensors), autograph=False)
+    forward.get_concrete_function(*given)  # a call that traces would be taken for the retracing of one function
     results = list(forward(*given))
     floats = [place for place, one in enumerate(results) if one.dtype.is_floating]
     cotangents = [tf.ones_like(results[place]) for place in floats]
