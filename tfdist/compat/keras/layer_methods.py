@@ -49,7 +49,7 @@ def creating_variable() -> bool:
 
 
 def may_add_losses(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer may add a loss that is neither a mean over examples nor one of Keras' regularizers."""
+    """Return whether a layer may add a loss that, unlike those of Keras' regularizers, is not a mean over examples."""
     regularizer = getattr(layer, "activity_regularizer", None)
     own = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
     if regularizer is not None and type(regularizer) not in own:

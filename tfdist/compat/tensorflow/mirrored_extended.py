@@ -392,7 +392,7 @@ def traced_here() -> Traced | None:
 
 
 def bucket_bytes_here() -> int:
-    """Return how many bytes the strategy in scope reduces together; 0 where it does not say."""
+    """Return the number of bytes that the strategy in scope reduces together; 0 if it has none."""
     return services(tf.distribute.get_strategy()).bucket_bytes
 
 

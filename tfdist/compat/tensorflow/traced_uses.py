@@ -39,12 +39,12 @@ def handle_of(variable: tf.Variable) -> tf.Tensor | None:
 
 
 def uses(variables: list[Any]) -> int:
-    """Return how often the function being traced has used this replica's copies of Keras variables so far."""
+    """Return the number of uses of this replica's copies of Keras variables so far in the function being traced."""
     return sum(len(ops) for _, ops in _uses_of(variables))
 
 
 def _assignments_of(variables: list[Any]) -> list[int]:
-    """Return how often each variable's copy on this replica is taken, other than to be read, by what is traced."""
+    """Return the number of uses other than reads, in the traced function, of each variable's copy on this replica."""
     return [sum(not _is_read(op, handle) for op in ops) for handle, ops in _uses_of(variables)]
 
 

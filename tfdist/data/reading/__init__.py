@@ -1,1 +1,1 @@
-"""From a directory of examples to single examples and to a `tf.data.Dataset`."""
+"""Readers of a directory of examples: single examples, and a `tf.data.Dataset`."""

@@ -1,1 +1,1 @@
-"""From sources to a directory of shards with indices and a manifest."""
+"""Writers of sources into a directory of shards with indices and a manifest."""

@@ -17,7 +17,7 @@ _Combine = Callable[[list[Any]], Any]
 
 
 class Part:
-    """One of the parts that are traced together; as a `current_step.Group`, it takes the place of a replica."""
+    """A part of a batch, traced together with others; as a `current_step.Group`, it takes the place of a replica."""
 
     def __init__(self, index: int, size: int, meet: Callable[[Any, _Combine], Any]) -> None:
         self.index = index

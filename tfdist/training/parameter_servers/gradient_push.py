@@ -111,7 +111,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an optimizer's `apply`: the variables, and each gradient's kind and number of parts.
+    """A call of an optimizer's `apply`: the variables, and each gradient's kind and number of parts.
 
     ``scale`` is the variable of the loss scale whose value the worker was given; None where there is none.
     """

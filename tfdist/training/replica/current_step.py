@@ -59,7 +59,7 @@ class Group(Protocol):
 
 
 class Step:
-    """One replica's share of one step; current while the user's `train_step` or `test_step` runs.
+    """A replica's share of a step, which is current while the user's `train_step` or `test_step` runs.
 
     Inside it the code is that of one device: the strategy says that there is one replica, so Keras neither divides
     losses by the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica

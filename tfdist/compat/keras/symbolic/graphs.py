@@ -44,7 +44,7 @@ ARITHMETIC = (
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an operation in a graph of symbolic tensors; without a `node`, it is called with `takes` directly."""
+    """A call of an operation in a graph of symbolic tensors; without a `node`, it is called with `takes` directly."""
 
     operation: Any
     takes: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Call:
     name: str
 
     def arguments(self, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the operation is called with, given what its tensors stand for, by their identity."""
+        """Return the arguments of the operation, given the values of its tensors by their identity."""
         if self.node is None:
             return tuple(values[id(one)] for one in self.takes), {}
         # in a nested model others stand for the tensors of the node
@@ -62,11 +62,11 @@ class Call:
         return arguments, named
 
     def compute(self, values: Mapping[int, Any], *, training: bool) -> list[Any]:
-        """Return what the operation returns, flat."""
+        """Return the flat results of the operation."""
         return self.run(*self.arguments(values), training=training)
 
     def run(self, arguments: tuple[Any, ...], named: dict[str, Any], *, training: bool | None) -> list[Any]:
-        """Return what the operation returns, flat."""
+        """Return the flat results of the operation."""
         return list(keras.tree.flatten(operation_fn(self.operation, training=training)(*arguments, **named)))
 
     def infer(self, values: Mapping[int, Any]) -> list[Any]:
@@ -87,12 +87,12 @@ def calls(graph: Functional) -> list[Call]:
 
 
 def standardized(graph: Functional, inputs: Any) -> list[Any]:
-    """Return what a graph takes, one for each of `graph.inputs`, given what a model is called with."""
+    """Return the inputs of a graph, one for each of `graph.inputs`, from the arguments of a model's call."""
     return list(graph._standardize_inputs(inputs))
 
 
 def packed(graph: Functional, outputs: list[Any]) -> Any:
-    """Return what a model returns, given what stands for each of `graph.outputs`."""
+    """Return the result of a model, given a value for each of `graph.outputs`."""
     structure = keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
     is_single = isinstance(structure, (list, tuple)) and len(structure) == 1
     return structure[0] if is_single else structure

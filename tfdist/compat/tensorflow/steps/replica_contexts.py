@@ -71,7 +71,7 @@ def _owned(value: Any) -> Any:
 
 
 def told(options: Any) -> dict[str, Any]:
-    """Return what communication options say of the values, for `reduced_by`."""
+    """Return the arguments of `reduced_by` that communication options hold."""
     known = isinstance(options, ValueOptions)
     return {
         "labels": options.labels if known else None,

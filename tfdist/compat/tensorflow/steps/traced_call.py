@@ -21,7 +21,7 @@ class TracedCall:
         self._concrete: Any = None
 
     def get_concrete_function(self) -> Any:
-        """Return what the function is traced to, which the first call does."""
+        """Return the traced function; the first call traces it."""
         if self._concrete is None:
             self._concrete = self._function.get_concrete_function()
         return self._concrete
