@@ -10,6 +10,7 @@ from tfdist.cli.main import Main
 #: name -> module that has the `command`, and the line of the overview
 COMMANDS = {
     "data": ("files.data_race", "TFRecord data: writing, reading and resuming."),
+    "formats": ("files.formats_race", "Tar, MDS, mixtures and packing, beside WebDataset and MosaicML's streaming."),
     "checkpoint": ("jobs.checkpoint_race", "How long training stops for a backup, beside Keras'."),
     "recovery": ("jobs.recovery_race", "How long a job takes to recover from a killed worker."),
     "monitor": ("jobs.recording_cost", "What recording steps adds to them, part by part."),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import yaml
 from containers import RUN_SECONDS, Store, make_root, run
+from try_gpus import accuracy
 
 ROOT = Path(__file__).parents[1]
 RELEASE = "bookworm"
@@ -202,11 +203,6 @@ CHECKS: dict[str, Callable[[Store], str]] = {
 def require(holds: bool, seen: str) -> None:
     if not holds:
         raise SystemExit(f"FAILED\n{seen[-6000:]}")
-
-
-def accuracy(output: str) -> float:
-    """Return the test accuracy in the summary of a recipe; 0 when there is none."""
-    return next((float(line.split()[-1]) for line in output.splitlines() if "test accuracy" in line), 0.0)
 
 
 @contextlib.contextmanager

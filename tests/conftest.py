@@ -8,7 +8,6 @@ is not its leak; it is looked at when the session ends.
 
 import contextlib
 import gc
-import itertools
 import os
 import signal
 import socket
@@ -35,45 +34,57 @@ pytest_plugins = ["pytester", "tests.cpu_seconds"]
 UNIT = Path(__file__).parent / "unit"
 # what takes longest comes first, so that no process is left with it when the others have nothing to do any more
 LONGEST = (
-    "test_matrix.py",
     "test_training_pipeline.py",
     "test_training_model_parallel.py",
     "test_training_multi_worker.py",
-    "test_benchmarks.py",
-    "test_run_recovers.py",
-    "test_matrix_numbers.py",
+    "test_matrix_devices.py",
     "test_data_strategies.py",
-    "test_run_ray_autoscaler.py",
     "test_sharded.py",
+    "test_matrix.py",
+    "test_benchmarks.py",
+    "test_run_ray_autoscaler.py",
     "test_recipes.py",
-    "test_training_ring.py",
+    "test_synchronization.py",
+    "test_recipes_applied.py",
     "test_training_mirrored.py",
-    "test_matrix_ring.py",
+    "test_run_recovers.py",
     "test_notebooks.py",
+    "test_matrix_numbers.py",
+    "test_training_ring.py",
     "test_sharded_weights.py",
     "test_training_parameter_server.py",
+    "test_matrix_ring.py",
+    "test_collectives.py",
     "test_matrix_workers.py",
     "test_training_whole_batch.py",
-    "test_collectives.py",
-    "test_training_pipeline_cuts.py",
-    "test_bench.py",
+    "test_privacy.py",
+    "test_federated.py",
+    "test_search.py",
     "test_build.py",
+    "test_training_pipeline_cuts.py",
     "test_backup_and_restore.py",
     "test_backup_cases.py",
+    "test_run_kubernetes.py",
+    "test_bench.py",
     "test_compression.py",
-    "test_unfinished_inputs.py",
     "test_native_collectives.py",
-    "test_data_pictures.py",
-    "test_parsing.py",
-    "test_parallel_partition.py",
+    "test_unfinished_inputs.py",
     "test_data_reader.py",
-    "test_kept_verdicts.py",
     "test_verify_script.py",
+    "test_compression_kernels.py",
+    "test_federated_commands.py",
+    "test_docker_compose.py",
+    "test_data_pictures.py",
     "test_run_lingering.py",
+    "test_parsing.py",
+    "test_run_restarts.py",
+    "test_plan_command.py",
+    "test_kept_verdicts.py",
+    "test_run_hosts_training.py",
+    "test_parallel_partition.py",
+    "test_run_ray.py",
     "test_docs_pages.py",
     "test_ring_failures.py",
-    "test_run_hosts_training.py",
-    "test_run_restarts.py",
     "test_run_chief.py",
     "test_monitoring.py",
     "test_reproducible.py",
@@ -174,24 +185,24 @@ def _session_leaves_nothing() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def _empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Paths for working directories; to number them pytest would go through all that it has made, for each test."""
-    parent = tmp_path_factory.mktemp("cwd")
-    return (parent / str(number) for number in itertools.count())
+def _empty(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Working directories of tests, of which the last is empty: to remove one after each test takes milliseconds."""
+    return [tmp_path_factory.mktemp("cwd")]
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing(_empty: Iterator[Path]) -> Iterator[None]:
-    home, empty = os.getcwd(), next(_empty)
-    empty.mkdir()
+def _leaves_nothing(_empty: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    home, empty = os.getcwd(), _empty[-1]
+    empty.mkdir(exist_ok=True)  # a test may have removed it
     os.chdir(empty)
     before = Snapshot.take()
     yield
     leaks = _put_back(before)
-    leaks += [f"file in the working directory: {path.name}" for path in sorted(empty.iterdir())]
+    left = sorted(empty.iterdir())
     os.chdir(home)
-    _fail_on(leaks, who="this test")
-    empty.rmdir()
+    if left:
+        _empty.append(tmp_path_factory.mktemp("cwd"))
+    _fail_on([*leaks, *(f"file in the working directory: {path.name}" for path in left)], who="this test")
 
 
 def _fail_on(leaks: list[str], *, who: str) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.variables import CACHE_DIR
 
-# Never removed: a process may hold a lock by its file, and a running job is found by its socket.
-IN_USE = ("jobs", "locks")
+# Never removed: a process may hold a lock by its file, and running jobs and warm processes are found by their sockets.
+IN_USE = ("jobs", "locks", "warm")
 # Has a folder for each build that runs, and what builds have left that were ended in the middle: only that is removed.
 WORK = "work"
 
@@ -134,6 +134,19 @@ def clean(root: Path, names: tuple[str, ...]) -> None:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """Yield a short enough name for a socket: the system takes about a hundred bytes."""
+    if len(os.fsencode(path)) < 100:
+        yield str(path)
+        return
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from typing import Any
 
 from tfdist.errors import ConfigError, ConfigTypeError
 
+_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -138,6 +139,20 @@ def as_bytes(text: str) -> int:
     if not size:
         raise ConfigError(f"a size is {text!r}; it must be a number of bytes above 0, such as 4096, 4K or 1.5G.")
     return size
+
+
+def as_seconds(text: str, *, name: str) -> float:
+    """The seconds of a time such as 90, 90s, 30m or 1.5h.
+
+    Example:
+        >>> as_seconds("30m", name="--idle"), as_seconds("90", name="--idle")
+        (1800.0, 90.0)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    seconds = float(found[1]) * _TIME_UNITS[found[2]] if found else 0.0
+    if not seconds:
+        raise _value_error(name, text, "a time above 0", "Write 90s, 30m or 1.5h.")
+    return seconds
 
 
 def shown_bytes(number: int) -> str:

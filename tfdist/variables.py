@@ -138,6 +138,9 @@ SHARES = Variable(
     set_by="user or run",
 )
 COLLECTIVES = _text("TFDIST_COLLECTIVES", "backend that carries tensors between replicas, where the code names none")
+DEVICE_PREFETCH = _integer(
+    "TFDIST_DEVICE_PREFETCH", "batches that are copied into the memory of GPUs ahead of their steps; 2 by default", 2
+)
 MESH = _text("TFDIST_MESH", "mesh of `model-parallel` or `pipeline`, such as `batch=2,model=2`")
 LAYOUTS = _text(
     "TFDIST_LAYOUTS",
@@ -191,6 +194,7 @@ CACHE_DIR = Variable[Path | None](
     None,
 )
 ALL_LOGS = _flag("TFDIST_ALL_LOGS", "`1` shows everything that TensorFlow logs, known noise included")
+NO_WARM = _flag("TFDIST_NO_WARM", "`1` starts workers without the process of `tfdist warm`")
 TRIALS = _choice(
     "TFDIST_TRIALS", "`again` repeats, at every start, the trials whose verdicts are kept (`keep`)", "keep", "again"
 )

@@ -1,1 +1,1 @@
-"""TFRecord files: writing, reading and resuming."""
+"""Files of examples: writing, reading, mixing and resuming."""

@@ -39,10 +39,10 @@ class _Timed(Recorder):
     flushing = 0.0
     inside = 0.0
 
-    def flush(self) -> None:
+    def flush(self, *, all_steps: bool = True) -> None:
         """Write the steps that have ended."""
         began = time.thread_time()
-        super().flush()
+        super().flush(all_steps=all_steps)
         self.flushing += time.thread_time() - began
 
     def on_begin(self, *told: Any) -> None:

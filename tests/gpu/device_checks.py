@@ -22,8 +22,11 @@ from tfdist.collectives import gpu_cards
 from tfdist.compression import TopK
 from tfdist.errors import ConfigError
 from tfdist.optimizers import DistributedOptimizer
+from tfdist.training.epoch import Batch
+from tfdist.training.global_batches import Input
 
 WORKER = Path(work.__file__)
+SLACK = 1e-4  # seconds by which the clock of a GPU is off
 SECONDS = 600.0  # the longest check, kernels that CUDA compiles included
 
 
@@ -111,6 +114,30 @@ def test_two_processes_are_one_device(alone: work.Trained, tmp_path: Path) -> No
     command = [sys.executable, "-m", "tfdist", "run", "--strategy", "multi-worker", "-n", "2", *options]
     child(*command, str(WORKER), "from_environment", str(tmp_path / "found.npz"))
     assert gap(work.Trained.read(tmp_path / "found.npz"), alone) < 1e-4
+
+
+def test_batches_wait_in_the_memory_of_their_replicas(devices: list[str]) -> None:
+    data = tf.data.Dataset.from_tensor_slices(np.zeros([32, 4], np.float32)).batch(8)
+    strategy = tfdist.strategies.MirroredStrategy(devices)
+    given = Input(data, batches=4, share=strategy.share, workers=strategy.workers, ahead=strategy._ahead)
+    batch = next(iter(given))
+    assert isinstance(batch, Batch)
+    on_gpus = "GPU" in devices[0]
+    at = [tensor.device.rpartition("/device:")[2] for tensor in batch.tensors]
+    assert at == (["CPU:0", "GPU:0", "CPU:0", "GPU:1"] if on_gpus else ["CPU:0"] * 4), "numbers stay on the host"
+    given.end()
+
+
+def test_the_parts_of_steps_are_those_of_their_device(tmp_path: Path) -> None:
+    child(sys.executable, str(WORKER), "recorded", str(tmp_path / "found.npz"))
+    with np.load(tmp_path / "found.npz") as file:
+        began, ended, rows = (file[name] for name in ("began", "ended", "rows"))
+    assert len(rows) == 2 * work.STEPS
+    assert (rows[:, 0] >= began - SLACK).all()
+    assert (np.diff(rows[:, [0, 1, 2, 4]], axis=1) > 0).all(), "begin, loss, gradients, end"
+    assert (np.diff(rows[:, 3:5], axis=1) >= 0).all()
+    assert (rows[1:, 0] >= rows[:-1, 4] - SLACK).all(), "steps follow one another"
+    assert (rows[:, 4] <= ended + SLACK).all()
 
 
 def test_reproducible_runs_are_equal_to_the_bit(tmp_path: Path) -> None:

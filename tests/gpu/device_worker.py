@@ -1,9 +1,10 @@
 """The trainings for the checks of devices, in this process and in processes of their own.
 
-python device_worker.py HOW FILE        "from_environment" or "reproducible"; the results go into FILE
+python device_worker.py HOW FILE        "from_environment", "reproducible" or "recorded"; the results go into FILE
 """
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist.monitor.recording.rows import Column
+from tfdist.training import step_timestamps
 
 FIRST_SCALE = 2.0**40  # of a loss whose scaled gradients are infinite in float16
 _HALF_MEGABYTES = 6_000  # of a card that is split in two
 _EXAMPLES, _BATCH = 328, 64  # the last batch is smaller
+STEPS = -(-_EXAMPLES // _BATCH)  # of an epoch
 
 
 class Trained(NamedTuple):
@@ -102,6 +106,16 @@ def train(
     return Trained([*map(np.asarray, model.get_weights()), np.array(losses)], scale)
 
 
+def _stamps() -> np.ndarray:
+    """Of each step the begin, the loss, the gradients, the sums and the end, in seconds of the wall clock."""
+    deadline = time.monotonic() + 60
+    while (found := step_timestamps.taken())[0] < 2 * STEPS:
+        assert time.monotonic() < deadline, f"{found[0]} of {2 * STEPS} steps have stamps"
+    count, ring = found
+    rows = np.asarray(ring)[:count, : Column.LOSS - Column.GRAPH_BEGIN]
+    return rows[np.argsort(rows[:, 0])]
+
+
 def scaled(optimizer: Any) -> Any:
     """An optimizer whose first steps overflow float16, until the scale has fallen."""
     return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=FIRST_SCALE)
@@ -112,6 +126,14 @@ def main(how: str, path: str) -> None:
         tfdist.reproducible(17)
         strategy: tf.distribute.Strategy = tfdist.strategies.MirroredStrategy(two_devices())
         train(strategy).write(Path(path))
+        return
+    if how == "recorded":
+        step_timestamps.ask()
+        strategy = tfdist.strategies.MirroredStrategy(two_devices())
+        began = time.time()
+        train(strategy)
+        ended = time.time()
+        np.savez(path, began=began, ended=ended, rows=_stamps())
         return
     exact()
     strategy = tfdist.strategies.from_environment()

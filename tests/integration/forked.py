@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -74,6 +74,16 @@ class Probes(Tasks):
         file = importlib.import_module(module).__file__
         assert file is not None
         return super().Popen([python, __file__, os.getcwd(), "0", file, *arguments], env=env, stdout=stdout)
+
+
+class Trials:
+    """The part of `ForkServer` that `tfdist search` needs for trials that are no jobs."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def start(self, environment: Mapping[str, str], *, folder: str, ends: str) -> ForkServer:
+        return self._server
 
 
 def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
@@ -186,6 +196,10 @@ def run_tfdist(arguments: list[str]) -> None:
         from tfdist.jobs.process import job_command
 
         replace_subprocess(Jobs(server), chaos_command, job_command)
+    if arguments[0] == "search":
+        from tfdist.tune.search import trial_slots
+
+        vars(trial_slots)["ForkServer"] = Trials(server)
     if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
         from tfdist.tune import profiling
 

@@ -59,7 +59,7 @@ MODULES = (
 )
 # They change how TensorFlow traces and finds kernels, in all forks, the first of them before TensorFlow is imported;
 # `make test-unpatched` sets the variable and leaves them out.
-PATCHES = tuple(f"tests.integration.without_{what}" for what in ("searches", "lookups", "stacks"))
+PATCHES = tuple(f"tests.integration.without_{what}" for what in ("searches", "lookups", "slicing", "stacks"))
 UNPATCHED = "TESTS_UNPATCHED"
 
 
@@ -115,6 +115,22 @@ class Fork:
         self.send_signal(signal.SIGKILL)
 
 
+@dataclass
+class Heard(Fork):
+    """A process whose output, errors among it, a test reads line by line while it runs."""
+
+    stdout: IO[str] | None = None
+
+    def communicate(self, timeout: float = DEADLINE_SECONDS) -> tuple[str, None]:  # type: ignore[override]
+        """Read what is left of its output, and wait until it has ended."""
+        left = ""
+        if self.stdout is not None and not self.stdout.closed:
+            with self.stdout:
+                left = self.stdout.read()
+        self.wait(timeout)
+        return left, None
+
+
 class _Process:
     """A descriptor that can be read when the process has ended."""
 
@@ -167,6 +183,15 @@ class Forks:
                     process.wait(60)
                 process.kill()
                 process.wait()
+
+    def heard(self, *command: str, cwd: Path, **environment: str) -> Heard:
+        """Start what `start` starts; the test ends it, and hears what it writes."""
+        argv = ["python", ENTRY, str(cwd), str(DEADLINE_SECONDS), *command]
+        ours, theirs = os.pipe()
+        with open(os.devnull) as given, open(theirs, "wb") as out:
+            streams = {"stdin": given.fileno(), "stdout": out.fileno(), "stderr": out.fileno()}
+            pid = self.server.spawn(argv, {**self.environment, **environment}, **streams)
+        return Heard(pid, stdout=open(ours))
 
     def worker(self, environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes]) -> Fork:
         """Start a worker of a pool: `WorkerPool(environments, start=forks.worker)`."""

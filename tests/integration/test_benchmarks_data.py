@@ -1,9 +1,12 @@
-"""The data benchmark with real files: every side is measured; never how fast any was."""
+"""The data benchmarks with real files: every side is measured; never how fast any was."""
 
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.files.data_race import TARGETS, DataBench
+from benchmarks.files.formats_race import RACES, FormatsBench
 
 
 def test_every_side_is_measured(tmp_path: Path) -> None:
@@ -30,3 +33,14 @@ def test_every_side_is_measured(tmp_path: Path) -> None:
         "extent",
     }
     assert json.loads((tmp_path / "rows-examples" / "manifest.json").read_text())["layout"] == "generic"
+
+
+@pytest.mark.release
+def test_formats_mixtures_and_packing_are_measured(tmp_path: Path) -> None:
+    report = FormatsBench(images=256, rows=4096, documents=64, rounds=1, no_peers=True, directory=str(tmp_path)).run()
+    ways = {(subject, way) for subject, ways in report.measured.items() for way in ways}
+    peers = {"WebDataset", "MosaicML, batches", "MosaicML, dicts"}
+    sides = {(race.subject, way) for race in RACES for way in (race.over, race.under)}
+    assert ways == {(subject, way) for subject, way in sides if way not in peers}
+    assert all(min(times) > 0 for ways in report.measured.values() for one in ways.values() for times in one.values())
+    assert [race.subject for race, _ in report.compared()] == ["mixing", "mixing", "packing"]

@@ -231,7 +231,7 @@ def test_a_record_that_is_no_example_is_an_error_of_the_pipeline(tmp_path: Path)
     length = int(offsets[5] - offsets[4]) - 16
     content = path.read_bytes()
     path.write_bytes(content[: offsets[4]] + frame(b"\n\x7f".ljust(length, b"x")) + content[offsets[5] :])
-    store_index(examples.storage, path.name, Index(offsets, {"value:label": examples.column("value:label")}))
+    store_index(examples.storage, path.name, Index(offsets, {"value:label": examples.numbers("label")}))
     with pytest.raises((CorruptDataError, tf.errors.OpError)):
         list(data.read(tmp_path, global_batch_size=5))
     assert [place.example for place in data.verify(tmp_path).places] == [4]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.federation_strangers import STRANGERS, Target, broken, ends, introduced, raw
+from tests.integration.forks import OPTIMIZED, Forks, Heard
 from tests.refusals import absent
 from tfdist.cli.main import main
 from tfdist.cluster import ports
@@ -33,6 +34,7 @@ from tfdist.federated.transport.server_link import ServerLink
 
 DEADLINE_SECONDS = 240.0
 NAMES = ("berlin", "paris")
+Started: TypeAlias = "Heard | subprocess.Popen[str]"
 APP = """
 from contextlib import nullcontext as scope
 import numpy as np
@@ -60,13 +62,19 @@ app = App(
 """
 
 
-def tfdist(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+def tfdist(forking: Forks, folder: Path, *arguments: str) -> Heard:
+    """Start a command; its graphs are optimized, as those of the simulation here are."""
+    return forking.heard("tfdist", "federated", *arguments, cwd=folder, **{OPTIMIZED: "1"})
+
+
+def as_a_user(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """Start a command in a process that has imported nothing."""
     command = [sys.executable, "-m", "tfdist", "federated", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
 
 
 @contextlib.contextmanager
-def running(commands: Sequence["subprocess.Popen[str]"]) -> Iterator[None]:
+def running(commands: Sequence[Started]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -76,7 +84,7 @@ def running(commands: Sequence["subprocess.Popen[str]"]) -> Iterator[None]:
             one.communicate(timeout=DEADLINE_SECONDS)
 
 
-def line_with(process: "subprocess.Popen[str]", text: str) -> str:
+def line_with(process: Started, text: str) -> str:
     """The output up to a line with this text."""
     assert process.stdout is not None
     seen = []
@@ -101,26 +109,26 @@ def require_weights(folder: Path, expected: App, *, rounds: int) -> None:
     assert not any(np.isnan(one).any() for one in found)
 
 
-def test_processes_have_the_weights_of_the_simulation(tmp_path: Path) -> None:
+def test_processes_have_the_weights_of_the_simulation(forking: Forks, tmp_path: Path) -> None:
     """A client is stopped after the first of three rounds, and comes back."""
     (tmp_path / "app.py").write_text(APP)
     keys_of(tmp_path, *NAMES)
     address = f"127.0.0.1:{ports.free_ports(1)[0]}"
     client = ("client", "--server", address, "app.py", "--key")
-    server = tfdist(tmp_path, "server", "--rounds", "3", "--listen", address, "app.py")
-    clients = [tfdist(tmp_path, *client, f"keys/{name}.key") for name in NAMES]
-    started = [*clients, server]
+    server = as_a_user(tmp_path, "server", "--rounds", "3", "--listen", address, "app.py")
+    clients = [tfdist(forking, tmp_path, *client, f"keys/{name}.key") for name in NAMES]
+    started: list[Started] = [*clients, server]
     with running(started):
         line_with(server, "round 1:")
         clients[0].send_signal(signal.SIGTERM)
-        started.append(tfdist(tmp_path, *client, "keys/berlin.key"))
+        started.append(tfdist(forking, tmp_path, *client, "keys/berlin.key"))
         outputs = [one.communicate(timeout=DEADLINE_SECONDS)[0] for one in started[1:]]
         assert [one.returncode for one in started[1:]] == [0] * 3, outputs
     assert absent(outputs[1], "round 3:", "model.keras") == []
     require_weights(tmp_path, load_app(tmp_path / "app.py"), rounds=3)
 
 
-def test_a_client_of_two_workers_is_one_client(tmp_path: Path) -> None:
+def test_a_client_of_two_workers_is_one_client(forking: Forks, tmp_path: Path) -> None:
     """Its workers share each training and evaluation, and wait together for another client."""
     (tmp_path / "plain.py").write_text(APP)
     shared_scope = "import tfdist\nscope = tfdist.strategies.from_environment().scope\n"
@@ -129,15 +137,13 @@ def test_a_client_of_two_workers_is_one_client(tmp_path: Path) -> None:
     keys_of(tmp_path, *NAMES)
     address = f"127.0.0.1:{ports.free_ports(1)[0]}"
     client = ("client", "--server", address, "app.py", "--key")
-    run = [sys.executable, "-m", "tfdist", "run", "--strategy", "multi-worker", "-n", "2", "-m", "tfdist", "federated"]
-    shared = subprocess.Popen(
-        [*run, *client, "keys/berlin.key"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
-    )
-    server = tfdist(tmp_path, "server", "--rounds", "2", "--listen", address, "app.py")
-    started = [shared, server]
+    run = ("tfdist", "run", "--strategy", "multi-worker", "-n", "2", "-m", "tfdist", "federated")
+    shared = forking.heard(*run, *client, "keys/berlin.key", cwd=tmp_path, **{OPTIMIZED: "1"})
+    server = tfdist(forking, tmp_path, "server", "--rounds", "2", "--listen", address, "app.py")
+    started: list[Started] = [shared, server]
     with running(started):
         line_with(shared, "connected")
-        started.append(tfdist(tmp_path, *client, "keys/paris.key"))
+        started.append(tfdist(forking, tmp_path, *client, "keys/paris.key"))
         outputs = [one.communicate(timeout=DEADLINE_SECONDS)[0] for one in started]
         assert [one.returncode for one in started] == [0] * 3, outputs
     found = keras.saving.load_model(tmp_path / "runs" / "federated" / "model.keras").get_weights()
@@ -170,8 +176,8 @@ class Coded(WholeRule):
 class Attacked:
     """A server's process, which is killed and started again, and vienna, its client in this process."""
 
-    def __init__(self, folder: Path, app: App) -> None:
-        self.folder, self.app = folder, app
+    def __init__(self, forking: Forks, folder: Path, app: App) -> None:
+        self.forking, self.folder, self.app = forking, folder, app
         (self.port,) = ports.free_ports(1)
         self.address = f"127.0.0.1:{self.port}"
         self.federation = read_federation(folder / "keys" / "federation.json")
@@ -183,13 +189,13 @@ class Attacked:
         parts = (SUMS, same.code, same.layout, "vienna", self.keys["vienna"].private, self.federation.clients, own)
         self.vienna = FederationClient(app, trainer, "vienna", ClientStates(own), secure=SecureMember(*parts))
         self.target = Target(port=self.port, federation=self.federation, keys=self.keys, largest=same.largest)
-        self.started = list["subprocess.Popen[str]"]()
+        self.started = list[Heard]()
         self.told = ""
         self.begin()
 
     def begin(self, *options: str) -> None:
         arguments = ("server", "--rounds", "2", "--secure", "--listen", self.address, *options, "app.py")
-        self.server = tfdist(self.folder, *arguments)
+        self.server = tfdist(self.forking, self.folder, *arguments)
         self.started.append(self.server)
 
     def kill(self) -> None:
@@ -215,19 +221,21 @@ class Attacked:
             assert ends(second), "the first has not come back"
 
 
-def test_a_server_that_is_attacked_and_killed_in_each_phase_has_the_weights_of_the_simulation(tmp_path: Path) -> None:
+def test_a_server_that_is_attacked_and_killed_in_each_phase_has_the_weights_of_the_simulation(
+    forking: Forks, tmp_path: Path
+) -> None:
     """Updates are under masks, and clipped. Each attack costs its own connection, and each kill nothing."""
     added = f"evaluate_on='clients'), secure=SecureSums(clip={SUMS.clip}, value_bits={SUMS.value_bits})"
     text = APP.replace('"paris")', '"paris", "vienna")').replace("minimum=2)", f"minimum=3, {added}")
     (tmp_path / "app.py").write_text(text)
     keys_of(tmp_path, "berlin", "paris", "vienna", "rome")
     app = load_app(tmp_path / "app.py")
-    one, kills, answered = Attacked(tmp_path, app), dict(KILLS), list[dict[str, Any]]()
+    one, kills, answered = Attacked(forking, tmp_path, app), dict(KILLS), list[dict[str, Any]]()
     with running(one.started), closing(one.link()) as link:
         one.told += line_with(one.server, "vienna is here")
         one.kill()  # while it selects
         client = ("client", "--secure", "--server", one.address, "app.py", "--key")
-        clients = [tfdist(tmp_path, *client, f"keys/{name}.key") for name in NAMES]
+        clients = [tfdist(forking, tmp_path, *client, f"keys/{name}.key") for name in NAMES]
         one.started += clients
         while True:
             message = link.take(DEADLINE_SECONDS)

@@ -1,8 +1,8 @@
 """The promise itself: under every strategy, features have the numbers of one device. Here, in one process.
 
-`matrix.py` says which rows run where, `test_matrix_workers.py` and `test_matrix_ring.py` have the columns of several
-processes, and `test_matrix_numbers.py` other numbers of replicas. They are files of their own so that tests can share
-them out.
+`matrix.py` says which rows run where, `test_matrix_devices.py` has the rest of the columns of one process,
+`test_matrix_workers.py` and `test_matrix_ring.py` those of several, and `test_matrix_numbers.py` other numbers of
+replicas. They are files of their own so that tests can share them out.
 """
 
 import itertools
@@ -23,11 +23,11 @@ def subject(row: Feature) -> str:
 
 def test_every_row_is_trained_and_every_strategy_trains_rows_of_every_subject() -> None:
     """No processes: what is left out in a column that does not fit it is not trained."""
-    cells = [(row, name) for name, rows in matrix.shares().items() for row in rows]
-    cells += [(row, name) for row in matrix.numbered() for name in row.columns]
-    assert sorted(itertools.chain(*matrix.FILES)) == sorted(matrix.shares())
     columns = {one.name: one for one in column.COLUMNS}
-    trained = [(row, columns[name]) for row, name in cells if row.applies(columns[name])]
+    cells = [(row, matrix.column_of(name)) for name, rows in matrix.shares().items() for row in rows]
+    cells += [(row, columns[name]) for row in matrix.numbered() for name in row.columns]
+    assert sorted(itertools.chain(*matrix.FILES)) == sorted(matrix.shares())
+    trained = [(row, one) for row, one in cells if row.applies(one)]
     assert {row.name for row, _ in trained} == set(feature.features())
     assert {one.strategy for _, one in trained} == set(strategy_table.names())
     subjects = {subject(row) for row in feature.features().values()}
@@ -36,7 +36,7 @@ def test_every_row_is_trained_and_every_strategy_trains_rows_of_every_subject() 
         missing = subjects - {subject(row) for row, one in trained if one.strategy == strategy}
         assert not missing, f"{strategy} trains no row of {missing}"
     for name, rows in matrix.shares().items():
-        assert all(row.applies(columns[name]) for row in rows), f"{name} leaves some of its rows out"
+        assert all(row.applies(matrix.column_of(name)) for row in rows), f"{name} leaves some of its rows out"
 
 
 def test_rows_where_numbers_matter_are_trained_with_other_numbers_of_replicas() -> None:

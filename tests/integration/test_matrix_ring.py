@@ -7,6 +7,6 @@ from tests.integration.forks import Forks
 
 
 @pytest.mark.timeout(matrix.DEADLINE_SECONDS)
-@pytest.mark.parametrize("name", matrix.FILES[2])
+@pytest.mark.parametrize("name", matrix.FILES[3])
 def test_its_share_has_the_numbers_of_one_device(name: str, forking: Forks) -> None:
     matrix.require_its_share(name, forking)

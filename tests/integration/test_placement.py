@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -26,16 +26,18 @@ from tfdist.errors import TfdistError
 from tfdist.jobs.agent.worker_group import started
 from tfdist.jobs.output.output_forwarder import screen
 from tfdist.jobs.placement import local_placement
-from tfdist.jobs.placement.local_placement import LocalPlacement, free_addresses
+from tfdist.jobs.placement.local_placement import Child, LocalPlacement, free_addresses
 from tfdist.jobs.placement.placement_protocol import Handle, Placement
+from tfdist.jobs.placement.warm_workers import warm_environment
 from tfdist.jobs.placement.worker_factory import forked
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
 from tfdist.jobs.remote.remote_placement import RemotePlacement
+from tfdist.processes import warm_client
 from tfdist.processes.fork_server import ForkServer, adopting
 from tfdist.processes.job_resources import Guard, guarded
-from tfdist.variables import JOB_KEY
+from tfdist.variables import CACHE_DIR, JOB_KEY
 
 pytestmark = pytest.mark.quick
 
@@ -53,6 +55,23 @@ def from_a_fork_server(guard: Guard, folder: Path) -> Iterator[Placement]:
     with contextlib.closing(ForkServer.start(os.environ, folder=folder, modules=["json"])) as server:
         assert server.wait(SECONDS)
         yield LocalPlacement(guard, starter=functools.partial(forked, server))
+
+
+@contextlib.contextmanager
+def from_a_warm_process(guard: Guard, folder: Path) -> Iterator[Placement]:
+    """By a keeper, which is the parent of the processes."""
+    environ = {**os.environ, CACHE_DIR.name: str(folder / "cache")}
+    warm, _ = warm_client.start(environ, warm_environment(environ), idle_seconds=SECONDS, modules=[])
+    keeper = warm_client.keeper(environ, warm_environment(environ), str(folder))
+    assert keeper is not None
+
+    def starter(spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+        kept = keeper.spawn(spec.argv, environment, stdin=streams[0], stdout=streams[1], stderr=streams[2])
+        return Child(pid=kept.pid, collect=kept.collect, ended=kept.ended)
+
+    with contextlib.closing(keeper):
+        warm_client.stop(warm)  # the processes need it no more
+        yield LocalPlacement(guard, starter=starter)
 
 
 @contextlib.contextmanager
@@ -106,6 +125,7 @@ def on_a_host_that_joins(guard: Guard, folder: Path) -> Iterator[Placement]:
 PLACEMENTS = {
     "started anew": started_anew,
     "from a fork server": from_a_fork_server,
+    "from a warm process": from_a_warm_process,
     "on another host": on_another_host,
     "on a host that joins": on_a_host_that_joins,
 }

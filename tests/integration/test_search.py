@@ -2,10 +2,13 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,13 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.integration.agents import ROOT
-from tests.integration.light import python_path
+from tests.integration.forks import ENTRY, Forks, Heard
+from tfdist.jobs.placement.local_placement import Child
+from tfdist.jobs.placement.worker_factory import forked
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.processes.fork_server import ForkServer
 from tfdist.processes.job_resources import guarded
+from tfdist.tune.search import trial_slots
 from tfdist.tune.search.search_history import Clone, Decision, End, Event, History, Resume, Start, Status
 from tfdist.tune.search.search_loop import Loop
 from tfdist.tune.search.search_run import go_on, opened, run
@@ -83,7 +90,29 @@ def state(folder: Path, trial: int) -> list[bytes]:
         return [found[name].tobytes() for name in found.files]
 
 
+class Lent:
+    """The part of `ForkServer` that a search needs; it lends the server of all tests, which stays."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.pid, self.process, self.wait, self._server = server.pid, server.process, server.wait, server
+
+    def start(self, environment: Mapping[str, str], *, folder: str, ends: str) -> "Lent":
+        return self
+
+    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], **streams: int) -> int:
+        return self._server.spawn([argv[0], ENTRY, os.getcwd(), "0", *argv[1:]], environment, **streams)
+
+    def close(self) -> None:
+        """Nothing: others use it."""
+
+
+@pytest.fixture
+def _trials_in_forks(forking: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_slots, "ForkServer", Lent(forking.server))
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_trials_in_forks")
 def test_trials_pause_die_and_are_cloned(tmp_path: Path) -> None:
     script, other = tmp_path / "train.py", {**LIVES, "lr": 0.5}
     script.write_text(SCRIPT)
@@ -147,9 +176,21 @@ if os.environ["TFDIST_WORKER_INDEX"] == "0":
 """
 
 
+@pytest.fixture
+def _jobs_in_forks(forking: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trials that are jobs be forks, and their workers forks of these."""
+
+    def started(spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+        assert spec.argv[:4] == (sys.executable, "-m", "tfdist", "run"), spec.argv
+        words = (sys.executable, ENTRY, os.getcwd(), "0", *spec.argv[2:])
+        return forked(forking.server, replace(spec, argv=words), environment, streams)
+
+    monkeypatch.setattr(trial_slots, "started_anew", started)
+
+
 @pytest.mark.timeout(900)
-def test_trials_of_two_workers_pause_and_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", python_path(ROOT))
+@pytest.mark.usefixtures("_jobs_in_forks")
+def test_trials_of_two_workers_pause_and_one_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(OF_TWO)
     plan: dict[int, list[Decision]] = {
@@ -206,36 +247,39 @@ def wait_for(condition: Any) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_an_interrupted_and_a_killed_search_go_on(tmp_path: Path) -> None:
+def test_an_interrupted_and_a_killed_search_go_on(forking: Forks, drawing: Forks, tmp_path: Path) -> None:
+    """Interrupt a user's process, which forks trials itself; the others are forks, as their trials are."""
     (tmp_path / "train.py").write_text(LOOP)
     folder, journal = tmp_path / "found", tmp_path / "found" / "journal.jsonl"
-    tfdist = [sys.executable, "-m", "tfdist", "search"]
     options = ["--metric", "loss", "--trials", "9", "--epochs", "9", "--slots", "2", "--output", str(folder)]
+    resume = ("tfdist", "search", "resume", str(folder))
 
-    def ended_by(number: signal.Signals, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def ended_by(number: signal.Signals, process: "Heard | subprocess.Popen[str]") -> str:
         before = len(journal.read_bytes().splitlines()) if journal.exists() else 0
-        with subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        ) as process:
-            try:
-                wait_for(lambda: journal.exists() and len(journal.read_bytes().splitlines()) >= before + 8)
-                process.send_signal(number)
-                output, _ = process.communicate(timeout=300)
-            finally:
-                process.kill()
+        try:
+            wait_for(lambda: journal.exists() and len(journal.read_bytes().splitlines()) >= before + 8)
+            process.send_signal(number)
+            output = process.communicate(timeout=300)[0]
+        finally:
+            process.kill()
+            process.communicate(timeout=300)
         wait_for(lambda: not trials_alive(folder))
-        return subprocess.CompletedProcess(command, process.returncode, output)
+        return output
 
-    interrupted = ended_by(signal.SIGINT, [*tfdist, *options, "train.py"])
+    command = [sys.executable, "-m", "tfdist", "search", *options, "train.py"]
+    interrupted = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert "tfdist search resume" in ended_by(signal.SIGINT, interrupted)
     assert interrupted.returncode == 130
-    assert "tfdist search resume" in interrupted.stdout
-    assert ended_by(signal.SIGKILL, [*tfdist, "resume", str(folder)]).returncode == -signal.SIGKILL
+    killed = forking.heard(*resume, cwd=tmp_path)
+    ended_by(signal.SIGKILL, killed)
+    assert killed.returncode == -signal.SIGKILL
     before = journal.read_text().splitlines()
 
-    done = subprocess.run(
-        [*tfdist, "resume", str(folder)], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with forking.start(*resume, cwd=tmp_path) as process:
+        process.wait(600)
+    assert process.returncode == 0, process.written
     assert journal.read_text().splitlines()[: len(before) - 1] == before[:-1]  # the last line may have been cut
     found = opened(folder)
     assert len(found.history.trials) == 9
@@ -245,7 +289,10 @@ def test_an_interrupted_and_a_killed_search_go_on(tmp_path: Path) -> None:
     assert found.best.number == min(found.history.trials.values(), key=lambda one: one.values["x"]).number
 
     def shown(*words: str) -> str:
-        return subprocess.run([*tfdist, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        with drawing.start("tfdist", "search", *words, cwd=tmp_path) as process:
+            output = process.communicate()[0].decode()
+        assert process.returncode == 0, process.written
+        return output
 
     best = json.loads(shown("best", str(folder), "--json", "-"))
     assert best["values"]["x"] == found.best.values["x"]
@@ -270,6 +317,7 @@ def test_an_interrupted_and_a_killed_search_go_on(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").rglob("metrics"))
 
 
+@pytest.mark.usefixtures("_trials_in_forks")
 def test_a_function_is_searched_from_a_program(tmp_path: Path) -> None:
     def train(hp: Any) -> float:
         return (hp.Float("x", 0.0, 1.0) - 0.5) ** 2
@@ -282,19 +330,13 @@ def test_a_function_is_searched_from_a_program(tmp_path: Path) -> None:
     assert found.table() == go_on(folder).table()  # nothing is left to do
 
 
-def test_the_recipe_is_searched_with_values_by_tpe(tmp_path: Path) -> None:
+def test_the_recipe_is_searched_with_values_by_tpe(drawing: Forks, tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "strategies" / "search" / "train.py"
     space = ["--space", "learning_rate=log:1e-4:1e-2", "--space", "units=32,64"]
     options = ["--metric", "val_accuracy", "--sampler", "tpe", "--trials", "3", "--epochs", "2", "--eta", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist", "search", *options, *space, str(recipe)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    with drawing.start("tfdist", "search", *options, *space, str(recipe), cwd=tmp_path) as process:
+        process.communicate(600)
+    assert process.returncode == 0, process.written
     found = opened(tmp_path / "search")
     assert found.best is not None
     assert found.best.step == 2

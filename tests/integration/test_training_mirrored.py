@@ -474,5 +474,15 @@ def test_a_graph_that_takes_its_batches_computes_what_python_gives_it(pool: Work
         assert found["steps"] == 10, name
 
 
+def test_batches_that_are_copied_ahead_are_the_same(pool: WorkerPool) -> None:
+    seen = call(pool, "early_and_late", cases="device_batch_cases")
+    assert set(seen) == {"1 x 1", "2 x 3"}
+    for name, found in seen.items():
+        assert found["equal"], name
+        assert found["early"], name
+        assert all(found["early"]), name
+    assert call(pool, "devices_of_a_batch", cases="device_batch_cases") == [*["CPU:0"] * 3, "CPU:0", *["CPU:1"] * 2]
+
+
 def test_an_input_that_fails_does_not_end_an_epoch(pool: WorkerPool) -> None:
     assert call(pool, "error_of_input", cases="lone_replica_cases") == "InvalidArgumentError"

@@ -3,7 +3,13 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfdist import data
 
 ROUNDS = """
 import resource
@@ -44,6 +50,39 @@ columns, weight = Fetcher(examples, source_of(examples), verify="always", skip=F
 assert columns["label"].tolist() == [example["label"] for example in examples][::-1]
 assert weight.all()
 """
+
+
+def test_an_index_takes_few_bytes_of_each_example(tmp_path: Path) -> None:
+    count = 12_000
+    texts = ["x" * (number % 200) for number in range(count)]
+    labels = [number % 7 - 3 for number in range(count)]
+    data.write({"text": texts, "label": np.array(labels)}, tmp_path, num_shards=3, processes=1)
+    examples = data.open(tmp_path)
+    examples.column("offset")  # what is made once is there
+    tracemalloc.start()
+    try:
+        examples = data.open(tmp_path)
+        assert examples.locate(np.array([count - 1]))[0].tolist() == [2]
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert examples.numbers("label").tolist() == labels
+    assert examples.numbers("label").dtype == np.int64
+    assert examples.lengths("text").tolist() == list(map(len, texts))
+    assert [len(row["text"]) for row in examples.each([0, 199, count - 1])] == [0, 199, (count - 1) % 200]
+    assert taken < 10 * count  # 4 for the place, 1 for its text, 1 for the length and 1 for the label
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
+def test_integers_of_an_index_are_exact(tmp_path: Path, dtype: str) -> None:
+    info = np.iinfo(dtype)
+    few = [0, 1, 127, 128, 255]
+    for number, values in enumerate(([info.min, info.max], [info.max], [value for value in few if value <= info.max])):
+        folder = tmp_path / str(number)
+        written = np.array(values, dtype)
+        data.write({"text": ["a"] * len(values), "label": written}, folder, num_shards=len(values), processes=1)
+        found = data.open(folder).numbers("label")
+        assert (found.dtype, found.tolist()) == (written.dtype, values)
 
 
 def test_more_shards_than_files_that_may_be_open(tmp_path: Path) -> None:

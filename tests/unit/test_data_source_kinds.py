@@ -207,7 +207,7 @@ def test_columns_of_arrow(tmp_path: Path) -> None:
         (pa.nulls(4), UntoldError, ["in any row"]),
         (pa.array([[[1]], [[2]], [[3, 4]], [[5]]]), ConfigError, ["Example 2", "list of 2", "(1, 1)"]),
         (pa.array([[[1], [2]], [[1]], [], [[2]]]), ConfigError, ["Example 1", "list of 1", "have 2"]),
-        (pa.array([[[1]], [[None]], [[2]], [[3]]]), ConfigError, ["Example 1", "has a null", "(1, 1)"]),
+        (pa.array([[[1]], [[None]], [[2]], [[3]]]), ConfigError, ["Example 1", "list with a null", "--null 'x[]"]),
         (pa.array([[[1]], [None], [[2]], [[3]]]), ConfigError, ["Example 1", "has a null", "(1, 1)"]),
         (pa.array([[[1]], None, [[2]], [[3]]]), ConfigError, ["Example 1", "--null x"]),
     ],

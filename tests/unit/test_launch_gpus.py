@@ -1,6 +1,7 @@
 """Workers on one host share its GPUs: each sees its own alone, and none is left without a word."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from tests.refusals import refused
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.plan.worker_spec import VISIBLE
+from tfdist.jobs.plan.worker_spec import GROWTH, VISIBLE
 from tfdist.jobs.plan.worker_spec import visible_gpus as visible
 
 
@@ -26,6 +27,21 @@ def test_workers_of_a_host_share_its_gpus_and_who_computes_nothing_has_none() ->
         "ps 0": ("b", ()),
     }
     assert plan(LaunchConfig(target="t.py"), addresses=addresses[:1], **more)[0].gpus is None  # type: ignore[arg-type]
+
+
+def test_workers_that_see_the_same_gpus_take_memory_as_they_need_it() -> None:
+    more = {"job_id": "j", "directory": Path("/d"), "python": "p", "agent_pid": 7}
+
+    def growth(hosts: str, **options: Any) -> list[str | None]:
+        config = LaunchConfig(target="t.py", workers=len(hosts), **options)
+        specs = plan(config, addresses=[(host, 4001) for host in hosts], **more)  # type: ignore[arg-type]
+        return [spec.environ({}).get(GROWTH) for spec in specs]
+
+    assert growth("aab") == ["true", "true", None]
+    assert growth("aab", gpus_per_worker=1) == [None] * 3
+    assert growth("aa", environment={GROWTH: "false"}) == ["false"] * 2
+    (first, _) = plan(LaunchConfig(target="t.py", workers=2), addresses=[("a", 1), ("a", 2)], **more)  # type: ignore[arg-type]
+    assert first.environ({GROWTH: "false"})[GROWTH] == "false", "what the host says comes first"
 
 
 @pytest.mark.parametrize(

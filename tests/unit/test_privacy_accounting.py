@@ -94,3 +94,8 @@ def test_many_steps_with_little_noise_are_computed() -> None:
     """The losses of a Gaussian step have the mean 1 / (2 noise^2), and add up."""
     assert epsilon([NoisySteps(0.2, 1.0, 50_000)], 0.5) == pytest.approx(50_000 / (2 * 0.2**2), rel=1e-3)
     assert 1e3 < epsilon([NoisySteps(LEAST_NOISE, 0.05, 3000)], 1e-3) < 3000 * 50
+
+
+def test_very_many_steps_cost_no_more_than_by_renyi_divergences() -> None:
+    """A finer grid than is affordable in each call gives 0.0926; intervals of the usual width give 0.120."""
+    assert 0.092 < epsilon([NoisySteps(4.0, 1e-4, 1_000_000)], 1e-6) < 0.105

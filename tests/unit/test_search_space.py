@@ -1,6 +1,7 @@
 """Ranges of hyper-parameters: read, drawn, laid out as a grid, perturbed; and what a script without a search gets."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -191,6 +192,18 @@ def test_tpe_learns_from_the_history_alone() -> None:
         for trials in (range(10), range(20, 30))
     )
     assert sum(late) < sum(early) / 2
+
+
+def test_tpe_avoids_where_runs_diverge() -> None:
+    history = SearchSettings(target="train.py", metric="loss").make_history(1)
+    space = parse_space(["x=linear:0:1"])
+    for trial in range(40):
+        values = suggested(space, history, trial=trial, seed=0)
+        x = float(values["x"])
+        history.add(Start(trial, values, 1))
+        history.add(Report(trial, 1, math.nan if x > 0.5 else (x - 0.3) ** 2))
+        history.add(End(trial, "finished"))
+    assert sum(float(trial.values["x"]) > 0.5 for trial in history.trials.values()) < 20  # as many as at random
 
 
 def test_a_cut_line_of_a_journal_is_left_out_and_a_broken_one_refused(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ _LANES: Mapping[str, str] = {
 
 
 def arms(strategy: str, *, steps_per_execution: int = 1, horovod: bool = True) -> dict[str, str]:
-    """The lane of each arm: a peer's name, or the strategy's.
+    """Return the lane of each arm: a peer's name, or the strategy's.
 
     Example:
         >>> arms("mirrored")
@@ -125,7 +125,7 @@ class StepBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport(Report):
-    """Seconds per step of each arm, one per round; those of the slowest worker."""
+    """The seconds per step of each arm, one per round, for the slowest worker."""
 
     setup: StepBench
     seconds: Mapping[str, Sequence[float]]
@@ -135,17 +135,17 @@ class StepReport(Report):
 
     @property
     def correctness_cost(self) -> Quartiles:
-        """The step time of `fit` over that of a bare loop under the same strategy."""
+        """The step time of `fit` over the step time of a bare loop under the same strategy."""
         return ratio(self.seconds["tfdist fit"], self.seconds["tfdist loop"])
 
     @property
     def speed_of_several_steps(self) -> Quartiles | None:
-        """The step time of `fit` over that of several steps in one graph; None where there were none."""
+        """The step time of `fit` over that of several steps in one graph; None if these were not measured."""
         several = self.seconds.get("tfdist fit, several steps")
         return None if several is None else ratio(self.seconds["tfdist fit"], several)
 
     def throughput(self, arm: str) -> Spread:
-        """Examples per second over all workers, by the time of the slowest worker."""
+        """Return the examples per second over all workers, by the time of the slowest worker."""
         return spread([self.setup.global_batch_size / seconds for seconds in self.seconds[arm]])
 
     def derived(self) -> dict[str, Any]:

@@ -64,11 +64,11 @@ _Measured = TypeVar("_Measured")
 
 
 def untold(text: str) -> None:
-    """Ignore what is measured next."""
+    """Ignore the text about the next measurement."""
 
 
 def option(default: Any, text: str, **known: Any) -> Any:
-    """A field of a `Suite`, which is an option of its command; a number is at least 1."""
+    """Return a field of a `Suite`, which is an option of its command; a number is at least 1."""
     example = default[0] if isinstance(default, tuple) and default else default
     kind = str if example in (None, ()) else type(example)
     return options.option(default, text, **{"kind": kind, "minimum": 1, **known})
@@ -99,14 +99,14 @@ class Report(abc.ABC):
 
     @abc.abstractmethod
     def derived(self) -> Mapping[str, Any]:
-        """Ratios and quartiles, by their names in the JSON."""
+        """Return ratios and quartiles, by their names in the JSON."""
 
     @abc.abstractmethod
     def shown(self) -> Iterator[Table | str]:
         """Yield the tables for a terminal, and the sentences between them."""
 
     def draw(self, path: Path) -> None:
-        """Draw the report as a PNG, where the benchmark has a picture."""
+        """Draw the report as a PNG, if the benchmark has a picture."""
         raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
 
     def to_json(self) -> str:
@@ -126,12 +126,12 @@ def _plain(value: Any) -> Any:
 
 
 def turn(number: int, count: int) -> str:
-    """The name of a round; 0 warms up."""
+    """Return the name of a round; round 0 warms up."""
     return f"round {number} of {count}" if number else "warming up"
 
 
 def rotated(arms: Sequence[_Arm], number: int) -> list[_Arm]:
-    """The arms in their order, beginning with another one each round.
+    """Return the arms in their order, beginning with another one each round.
 
     Example:
         >>> rotated("abc", 1), rotated("abc", 5)
@@ -144,7 +144,7 @@ def rotated(arms: Sequence[_Arm], number: int) -> list[_Arm]:
 def rounds(
     arms: Sequence[_Arm], count: int, *, first: int = 0, order: Callable[[Sequence[_Arm], int], list[_Arm]] = rotated
 ) -> Iterator[tuple[int, list[_Arm]]]:
-    """The number of each round, from 1 on, and the order in which it measures the arms."""
+    """Yield the number of each round, from 1 on, and the order in which it measures the arms."""
     for index in range(count):
         yield index + 1, order(arms, index + first)
 

@@ -20,7 +20,7 @@ from tfdist.variables import COPIES_DIR, MEMORY_DIR, Variable
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Backs up the whole state of `fit`, and lets the next `fit` resume from it: a drop-in for Keras' callback.
+    """A callback that backs up the whole state of `fit`, from which the next `fit` resumes: a drop-in for Keras' one.
 
     It keeps weights, optimizer slots, loss scale, moving averages, the states of random numbers (Keras' seed
     generators, TensorFlow's, NumPy's, Python's), the position in the data, epoch and step, the metrics of the running
@@ -30,12 +30,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Guaranteed, with deterministic ops: training that was killed at any moment and started again has the weights, the
     slots, the History and the order of examples of training that was never killed, bit for bit. A backup that exists
-    can be read: it gets its name when it is complete, and every byte is checked. Where the newest one is bad, the one
+    can be read: it gets its name when it is complete, and every byte is checked. If the newest one is bad, the one
     before it is used, with a warning. A full disk costs a warning, not the training.
 
     It works in the scope of every tfdist strategy, where the chief writes and all workers resume from the same step,
-    and outside. The position of `tfdist.data.read` is restored on any number of workers. Other input, which the program
-    must make again in the same way, is replayed: set a seed if it is shuffled.
+    and outside of any. The position of `tfdist.data.read` is restored on any number of workers. Other input, which the
+    program must make again in the same way, is replayed: set a seed if it is shuffled.
 
     Under ``tfdist run --max-restarts`` the state is also held in memory after steps, as often as that costs little, on
     several hosts in the memory of two; and a worker that receives SIGTERM saves before it ends. Elsewhere SIGTERM saves
@@ -43,18 +43,18 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Args:
         backup_dir: a directory, or a URL that fsspec knows. Each call of `fit` needs one of its own.
-        save_freq: "epoch": at the end of each epoch. A number: every so many steps, across epochs. False: only on
-            SIGTERM.
-        double_checkpoint: as in Keras: at least two backups are kept; see ``keep``.
-        delete_checkpoint: remove the backups at the end of `fit`. Pass False if other calls of `fit` follow, or a
-            restarted script trains again.
+        save_freq: "epoch": at the end of each epoch. A number: the steps between saves, counted across epochs. False:
+            only on SIGTERM.
+        double_checkpoint: whether at least two backups are kept, as in Keras; see ``keep``.
+        delete_checkpoint: whether the backups are removed at the end of `fit`. Pass False if other calls of `fit`
+            follow, or a restarted script trains again.
         keep: the number of newest backups that are kept.
-        asynchronous: training continues while a backup is written. A backup that has not begun when the next one is due
-            is skipped.
+        asynchronous: whether training continues while a backup is written. A backup that has not begun when the next
+            one is due is skipped.
         learning_rate_rule: the change of the learning rate when the script resumes with another global batch: "none",
             "linear" multiplies it by the ratio r of the two, "sqrt" by the square root of r. Scripts whose batch does
-            not depend on the number of workers need none.
-        storage_options: options of fsspec's driver, such as ``{"key": ..., "endpoint_url": ...}``; for URLs alone.
+            not depend on the number of workers need "none".
+        storage_options: options of fsspec's driver, such as ``{"key": ..., "endpoint_url": ...}``; only for URLs.
 
     Raises:
         ConfigError: ``backup_dir`` is empty, or another argument has no valid value. In `fit`: the backup belongs to
@@ -146,7 +146,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 def _in_memory(variable: Variable[str], backup_dir: str) -> str | None:
-    """The path of the state in memory, if the agent gives room for it: one for each backup directory."""
+    """Return the path of the state in memory, if the agent gives room for it: one for each backup directory."""
     room = variable.read(os.environ)
     if not room:
         return None

@@ -1,8 +1,8 @@
-"""Count the floating-point operations of a model per example, from the graph of its forward pass.
+"""The floating-point operations of a model per example, counted in the graph of its forward pass.
 
 Products of matrices and convolutions count, two for each multiplication and addition, as is usual for the utilization
 of a model's FLOPs; elementwise operations do not. A training step counts three forward passes: the backward pass needs
-two products for each of the forward pass. What is computed twice to save memory counts once.
+two products for each of the forward pass. An operation that is repeated to save memory counts once.
 
 Source: A. Chowdhery, S. Narang, J. Devlin et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B.
 """
@@ -22,7 +22,7 @@ _CONVOLUTIONS = ("Conv2D", "Conv3D")
 
 
 def of_example(model: Any) -> float | None:
-    """The floating-point operations of a model's forward pass for one example.
+    """Return the floating-point operations of a model's forward pass for one example.
 
     Example:
         >>> of_example(keras.Sequential([keras.Input((10, 16)), keras.layers.Dense(32)])) == 2 * 10 * 16 * 32

@@ -28,7 +28,7 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 
 class GradientNoiseScale(keras.callbacks.Callback):
-    """Measures the gradient noise scale, the size of batches up to which a larger one saves steps.
+    """A callback that measures the gradient noise scale: the batch size up to which a larger batch saves steps.
 
     With G the gradient of the loss over all data and S the covariance of the gradient of one example,
 
@@ -50,21 +50,21 @@ class GradientNoiseScale(keras.callbacks.Callback):
         data: examples like those of the training, the same on every worker: a tuple of arrays, or nests of them,
             ``(inputs, targets)`` or ``(inputs, targets, weights)``, from which examples are drawn at random; or a
             `tf.data.Dataset` of batches of at least ``batch_size`` examples, which restarts when it ends.
-        batch_size: B, examples. The global batch of the training is a good choice; one much smaller than the noise
-            scale needs more measurements.
-        every: batches of training between measurements, each of which costs about a step of B examples.
-        parts: number of small batches, a multiple of the number of replicas that divides B; None: about 8.
-        decay: of the moving averages, for each measurement.
-        seed: of the choice of examples.
-        verbose: print the sentence.
+        batch_size: B, the number of examples of a measurement. The global batch of the training is a good choice; a
+            batch much smaller than the noise scale needs more measurements.
+        every: the number of training batches between measurements, each of which costs about a step of B examples.
+        parts: the number of small batches, a multiple of the number of replicas that divides B; None: about 8.
+        decay: the decay of the moving averages, per measurement.
+        seed: the seed of the random choice of examples.
+        verbose: whether to print the sentence at the end.
 
     Attributes:
         averages: `tfdist.callbacks.noise_scale_math.Averages`, with the estimates of |G|^2 and tr(S) too.
 
     Raises:
-        ConfigError: a number out of its range; in `fit`: ``parts`` does not suit replicas and ``batch_size``, a batch
-            of the data is too small, or the model is not compiled with a loss.
-        ConfigTypeError: data of another type.
+        ConfigError: a number is out of its range; in `fit`: ``parts`` does not suit replicas and ``batch_size``, a
+            batch of the data is too small, or the model is not compiled with a loss.
+        ConfigTypeError: ``data`` has another type.
 
     Example:
         >>> from tfdist.callbacks import GradientNoiseScale
@@ -79,7 +79,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         3
 
     Source: S. McCandlish, J. Kaplan, D. Amodei et al., "An Empirical Model of Large-Batch Training", 2018, appendix
-    A.1. There the small batch is that of a replica, in the training step itself; here it is measured separately, so
+    A.1. There the small batch is a replica's batch, in the training step itself; here it is measured separately, so
     that it does not depend on the number of replicas. With mixed float16 gradients are not scaled, so small ones may be
     lost.
     """
@@ -128,7 +128,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self._measure = tf.function(_untraced(on_replicas))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measure, when it is due."""
+        """Measure when a measurement is due."""
         if self._seen % self.every == 0:
             self.averages.add(self._norms())
         self._seen += 1
@@ -139,13 +139,13 @@ class GradientNoiseScale(keras.callbacks.Callback):
             logs["noise_scale"] = self.averages.noise_scale
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Print which batch is too large."""
+        """Print which batch size is too large."""
         if self.verbose and getattr(self._strategy, "is_chief", True):
             sys.stdout.write(f"{verdict(self.averages, self.batch_size)}\n")
             sys.stdout.flush()
 
     def get_state(self) -> dict[str, Any]:
-        """The state, which `BackupAndRestore` keeps."""
+        """Return the state that `BackupAndRestore` keeps."""
         return {"seen": self._seen, **self.averages.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return batch_rows.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
 
     def _on_replica(self, batch: Any) -> tf.Tensor:
-        """The mean of the small batches' squared norms, and the squared norm of their mean, float64 ``[2]``."""
+        """Return the mean of the small batches' squared norms, and the squared norm of their mean, float64 ``[2]``."""
         keras_model.use_global_seed_generator(self._unseeded)
         variables = [variable.value for variable in self.model.trainable_variables]
         rows, mine = self.batch_size // self._parts, self._parts // tf_strategies.replica_count(self._strategy)
@@ -205,7 +205,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return tf.stack([squares / self._parts, _squared_norm(sums) / self._parts**2])
 
     def _gradients(self, part: Any, rows: int, variables: list[Any]) -> list[tf.Tensor]:
-        """The gradients of a small batch, as if it were trained on alone."""
+        """Return the gradients of a small batch, as if it were trained on alone."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(part))
         alone = current_step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows), all_reduce=list)
         with alone, tf.GradientTape() as tape:
@@ -219,7 +219,7 @@ def _squared_norm(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _parts(parts: int | None, batch_size: int, replicas: int) -> int:
-    """The number of small batches.
+    """Return the number of small batches.
 
     Example:
         >>> _parts(None, 48, 3)

@@ -41,37 +41,39 @@ _logger = logging.getLogger("tfdist")
 
 
 class Monitor(keras.callbacks.Callback):
-    """Records the parts of each training step and exports them; prints the bottleneck at the end.
+    """A callback that records and exports the parts of each training step, and prints the bottleneck at the end.
 
     It works in every scope of tfdist and outside, with `tfdist run` and without. Without `tfdist run` the process is a
-    job of its own while `fit` runs, which `tfdist watch`, `tfdist export` and `tfdist trace save` find; with it, the
-    first worker sees all workers of its host. Outside a scope of tfdist a step is not divided: Keras reports no parts.
+    job of its own while `fit` runs; `tfdist watch`, `tfdist export` and `tfdist trace save` find it. With `tfdist run`,
+    the first worker sees all workers of its host. Outside a scope of tfdist a step is not divided: Keras reports no
+    parts.
 
     Guaranteed: training is the same with it and without. Exporters run in another process, which reads the records in
     memory: a slow or dead server causes one warning, and no step waits for it.
 
     Args:
-        every: the least number of steps whose mean is a point of a curve.
-        exporters: such as "tensorboard:DIR", "prometheus:PORT", "mlflow:URI", "html:FILE", as
+        every: the least number of steps whose mean is one point of a curve.
+        exporters: the exporters, such as "tensorboard:DIR", "prometheus:PORT", "mlflow:URI", "html:FILE", as
             docs/monitoring-exporters.md describes. The first worker alone writes to them.
-        trace: a file for the last 2,048 steps as a chrome trace, written at the end; None for none.
-        live: show the page of the job below the cell of a notebook, and update it; elsewhere it does nothing.
-        verbose: print the verdict and tfdist's warnings at the end, and alerts as they come, where no
+        trace: the file for the last 2,048 steps as a chrome trace, written at the end; None: no trace.
+        live: whether to show the page of the job below the cell of a notebook, and update it; has no effect elsewhere.
+        verbose: whether to print the verdict and tfdist's warnings at the end, and alerts as they come, unless
             `tfdist run --monitor` prints them.
-        flops: count the model's floating-point operations once, in the graph of its forward pass, and report them per
-            second: in a scope of tfdist, for models that are built and have no loop (as recurrent layers have).
-        peak_flops: the floating-point operations of one device in a second with the dtype of the model, by its data
-            sheet; then the utilization is reported too. None: it is not.
-        on_alert: called in the first worker with each `Alert` (``kind``, ``worker``, ``text``), in a thread of its own;
-            it may set ``monitor.model.stop_training``.
+        flops: whether to count the model's floating-point operations once, in the graph of its forward pass, and report
+            them per second: in a scope of tfdist, for models that are built and have no loop (as recurrent layers
+            have).
+        peak_flops: the floating-point operations per second of one device with the dtype of the model, by its data
+            sheet; then the utilization is reported too. None: no utilization is reported.
+        on_alert: a function called in the first worker with each `Alert` (``kind``, ``worker``, ``text``), in a thread
+            of its own; it may set ``monitor.model.stop_training``.
 
     Attributes:
-        verdict: in lines, after `fit`; empty before, and where nothing was recorded.
-        model_flops_per_second: of the whole job, after `fit`; None where it is not known.
-        model_flops_utilization: its part of the peak of all devices (MFU); None where it is not known.
+        verdict: the verdict in lines, after `fit`; empty before, and if nothing was recorded.
+        model_flops_per_second: the floating-point operations per second of the whole job, after `fit`; None if unknown.
+        model_flops_utilization: the fraction of the peak of all devices that was used (MFU); None if unknown.
 
     Raises:
-        ConfigError: an unknown exporter, or a number out of its range.
+        ConfigError: an exporter is unknown, or a number is out of its range.
         MissingDependencyError: the package that an exporter needs is missing.
 
     Example:
@@ -207,7 +209,7 @@ class Monitor(keras.callbacks.Callback):
         self._job = None
 
     def _parameters(self) -> dict[str, Any]:
-        """The parameters of a training that are worth keeping, as plain values."""
+        """Return the parameters of a training that are worth keeping, as plain values."""
         optimizer = getattr(self.model, "optimizer", None)
         settings = {} if optimizer is None else optimizer.get_config()
         plain = {f"optimizer.{name}": one for name, one in settings.items() if isinstance(one, bool | int | float)}
@@ -224,7 +226,7 @@ class Monitor(keras.callbacks.Callback):
 
 
 class _Work(StepObserver):
-    """The work of a step of the job, once the number of its examples is known."""
+    """The work that the job does in a step, once the number of its examples is known."""
 
     def __init__(
         self, per_example: float | None, peak: float | None, tell: "Callable[[_Work], None] | None" = None
@@ -234,7 +236,7 @@ class _Work(StepObserver):
         self._per_example, self._of_device, self._tell = per_example, peak, tell
 
     def on_trained(self, step: int, examples: int, replicas: int) -> None:
-        """Take the largest step: the last one of an epoch may have fewer examples."""
+        """Note the largest step: the last one of an epoch may have fewer examples."""
         if self._per_example is None or not examples:
             return
         work = PASSES_OF_A_STEP * self._per_example * examples
@@ -247,7 +249,7 @@ class _Work(StepObserver):
 
 
 class _Warnings(StepObserver):
-    """Keeps the warnings of tfdist, and makes events of them where no agent does."""
+    """An observer that keeps the warnings of tfdist, and turns them into events if no agent does."""
 
     def __init__(self, job: Recorded, kept: list[str]) -> None:
         self._job, self._kept = job, kept
@@ -259,7 +261,7 @@ class _Warnings(StepObserver):
 
 
 class _Steps(keras.callbacks.Callback):
-    """Reports the steps of a model that is in no scope of tfdist to the clock."""
+    """A callback that reports the steps of a model outside any scope of tfdist to the clock."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         step_clock().begin(Kind.TRAIN)
@@ -277,7 +279,7 @@ def _rank() -> int:
 
 
 class _Cell:
-    """Shows the file ``path`` below the cell that runs, and again whenever it has changed, until it is closed.
+    """A display of the file ``path`` below the running notebook cell, renewed when the file changes, in a block.
 
     Its thread reads a few kilobytes twice a second.
     """

@@ -1,7 +1,7 @@
-"""The gradient noise scale from norms of gradients at two sizes of batches, as pure functions; loads no TensorFlow.
+"""The gradient noise scale from gradient norms at two batch sizes, as pure functions; loads no TensorFlow.
 
 McCandlish et al. 2018, appendix A.1: with G the gradient over all data and S the covariance of the gradient of one
-example, the gradient of a batch of B examples has E |G_B|^2 = |G|^2 + tr(S) / B. Two sizes make two equations.
+example, the gradient of a batch of B examples has E |G_B|^2 = |G|^2 + tr(S) / B. Two batch sizes give two equations.
 """
 
 import math
@@ -42,7 +42,7 @@ class Norms:
 
 
 class Averages:
-    """Moving averages of both estimates, each by itself: their ratio has less bias than the average of ratios.
+    """Moving averages of both estimates, kept separately: their ratio has less bias than the average of ratios.
 
     Example:
         >>> averages = Averages(0.5)
@@ -78,13 +78,13 @@ class Averages:
 
     @property
     def noise_scale(self) -> float:
-        """tr(S) / |G|^2 in examples; infinite where no gradient is seen behind the noise; NaN without a measurement."""
+        """tr(S) / |G|^2 in examples; infinite if no gradient is seen behind the noise; NaN without a measurement."""
         if not self._weight:
             return math.nan
         return max(self.noise, 0.0) / self.squared_gradient if self.squared_gradient > 0 else math.inf
 
     def get_state(self) -> dict[str, float]:
-        """All that was measured, as JSON."""
+        """Return all measurements so far, as JSON."""
         return {
             "squared_gradient": self._squared_gradient,
             "noise": self._noise,
@@ -93,16 +93,16 @@ class Averages:
         }
 
     def set_state(self, state: dict[str, float]) -> None:
-        """Go on from what `get_state` returned."""
+        """Resume from the result of `get_state`."""
         self._squared_gradient, self._noise = float(state["squared_gradient"]), float(state["noise"])
         self._weight, self.measurements = float(state["weight"]), int(state["measurements"])
 
 
 def verdict(averages: Averages, batch: int) -> str:
-    """A sentence about the batches that the noise scale recommends.
+    """Return a sentence about the batch size that the noise scale recommends.
 
     With the learning rate tuned to each, a batch of B examples needs (1 + b / B) times the fewest steps and (1 + B / b)
-    times the fewest examples, b the noise scale.
+    times the fewest examples, where b is the noise scale.
 
     Example:
         >>> averages = Averages(0.0)

@@ -1,4 +1,4 @@
-"""Report each epoch of a `fit` in a job of Ray."""
+"""A callback that reports each epoch of a `fit` in a Ray job."""
 
 import shutil
 from typing import Any
@@ -13,9 +13,9 @@ __all__ = ["ReportCheckpointCallback"]
 
 
 class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
-    """Reports the logs of each epoch, and the model as a checkpoint, from a function that `Trainer.fit` calls.
+    """A callback that reports each epoch's logs, and the model as a checkpoint, in a function that `Trainer.fit` calls.
 
-    The counterpart of the callback of this name in `ray.train.tensorflow.keras`. The checkpoint is a folder with
+    It is the counterpart of the callback of this name in `ray.train.tensorflow.keras`. The checkpoint is a folder with
     ``model.keras``, the whole model as one device would save it, also where weights are sharded. Give it to `fit` on
     every worker; the chief's report counts.
 
@@ -23,10 +23,10 @@ class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
     epochs replace their reports. Without it training begins anew, and new reports follow the old ones.
 
     Args:
-        checkpoint_every: every how many epochs a checkpoint is saved; None: no checkpoints.
-        metrics: names in the logs to report; None: all.
+        checkpoint_every: the number of epochs between checkpoints; None: no checkpoints.
+        metrics: the names in the logs to report; None: all.
     Raises:
-        ConfigError: as `report`; a metric is not in the logs.
+        ConfigError: as for `report`; or a metric is not in the logs.
 
     Example:
         >>> def callbacks():  # for `fit` in a function as `tfdist.engines.ray.Trainer` has one in its example
@@ -42,7 +42,7 @@ class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
         super().__init__(str(self._saving / "model.keras"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, where it is time for that, and report."""
+        """Save a checkpoint if one is due, and report the epoch."""
         logs = logs or {}
         saves = self._every is not None and (epoch + 1) % self._every == 0
         if saves:
@@ -58,10 +58,10 @@ class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
             reports.write(metrics, self._saving if saves else None, move=True)
 
     def get_state(self) -> dict[str, Any]:
-        """Return how many reports there are."""
+        """Return the number of reports so far."""
         return {"reports": reports.place()} if self._is_chief else {"reports": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Let the next report have the place that it had when this state was kept."""
+        """Let the next report have the number that it had when this state was kept."""
         if self._is_chief:
             reports.resume_at(int(state["reports"]))

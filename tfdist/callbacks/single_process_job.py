@@ -1,7 +1,7 @@
-"""The job files of a process that no launcher started, so that `tfdist watch` can read them like any other.
+"""The job files of a process that no launcher started, which let `tfdist watch` read it like any other job.
 
-`tfdist run` makes the same for its workers: a status table, a folder for records of steps, and the events. The next job
-removes the files of a process that was killed. A thread checks the records for problems.
+`tfdist run` makes the same files for its workers: a status table, a folder for records of steps, and the events. The
+next job removes the files of a process that was killed. A thread checks the records for problems.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ class Recorded:
     """A job of which this process records its steps.
 
     Attributes:
-        start: how often its workers had been restarted.
+        start: the number of times that its workers had been restarted.
         steps: the folder of the records.
-        is_judged: an agent reports the verdict.
+        is_judged: whether an agent reports the verdict.
     """
 
     job: str
@@ -50,7 +50,7 @@ class Recorded:
 
 @contextlib.contextmanager
 def recorded(clock: StepClock, rank: int) -> Iterator[Recorded]:
-    """Yield the job of this process, whose steps are recorded in the block: the launcher's, or one of its own."""
+    """Yield the job of this process, whose steps are recorded in the block: the launcher's job, or one of its own."""
     with contextlib.ExitStack() as stack:
         asked, status = MONITOR_DIR.read(os.environ), PROGRESS_FILE.read(os.environ)
         known = next((one for one in clock.observers if isinstance(one, Recorder)), None)
@@ -74,7 +74,7 @@ def recorded(clock: StepClock, rank: int) -> Iterator[Recorded]:
 
 
 def _beside(status: Path) -> Path:
-    """The folder of records of a start, next to its status table; workers make it together."""
+    """Return the folder of records of a start, next to its status table; workers make it together."""
     folder = steps_folder(status.parent, int(status.name.rpartition("-")[2]))
     folder.mkdir(exist_ok=True)
     return folder
@@ -97,7 +97,7 @@ def _of_its_own(clock: StepClock) -> Iterator[Path]:
 
 
 class Alerting:
-    """Reports alerts from a background thread until it is ended, when it looks once more."""
+    """The report of alerts from a background thread; when it is ended, it checks once more."""
 
     def __init__(self, steps: Path, tell: Callable[[Alert], None]) -> None:
         self._steps = steps

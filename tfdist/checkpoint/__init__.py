@@ -1,10 +1,10 @@
 """Checkpoints that a kill at any moment cannot spoil: saved whole or not at all, every byte checked when read.
 
     Store         the checkpoints of a training in a directory or an object store
-    Checkpoint    what was saved at a step
+    Checkpoint    the state that was saved at a step
     Writer        saves in the background
-    Part, Joint   what single workers add to a checkpoint, each by itself
-    ShardedState  state of which every replica or worker has its own, and what another number of them makes of it
+    Part, Joint   the contributions of single workers to a checkpoint, each saved by its worker
+    ShardedState  state of which every replica or worker has its own, and its resizing to another number of them
 
 Nothing here loads TensorFlow.
 """

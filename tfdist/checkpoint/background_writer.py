@@ -1,4 +1,4 @@
-"""Saving in the background: training hands over the state to save, and continues."""
+"""Saving in the background: training hands over a state and continues."""
 
 import dataclasses
 import threading
@@ -26,21 +26,21 @@ class _Job(NamedTuple):
 
 
 class Writer:
-    """One thread that saves; of the waiting states, only the newest is saved.
+    """A thread that saves; of the waiting states, only the newest is saved.
 
     A save that fails because of the disk (full, forbidden, broken) does not end training: each kind of failure is
     reported once, earlier checkpoints stay, and the next save is tried. Any other error is raised by the next call
-    here.
+    of this writer.
 
     Args:
-        store: where to save.
-        warn: called in the thread, with what failed and what to do.
-        on_written: called in the thread, with the step of each complete save.
+        store: the store to save to.
+        warn: a function called in the thread with a text: what failed, and what to do.
+        on_written: a function called in the thread with the step of each complete save.
 
     Attributes:
-        written: the step that was saved last, None before the first.
+        written: the step that was saved last, None before the first save.
         last_error: the error of the last save, None if it succeeded.
-        failures: how many saves have failed.
+        failures: the number of failed saves.
 
     Example:
         >>> import tempfile, numpy as np
@@ -72,7 +72,7 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being saved, or waits for it."""
+        """Whether a state is being saved, or waits for it."""
         with self._changed:
             return self._next is not None or self._is_saving
 
@@ -85,31 +85,31 @@ class Writer:
         parts: Sequence[Part] = (),
         joint: Joint | None = None,
     ) -> None:
-        """Have a checkpoint saved, instead of one that still waits; return at once.
+        """Submit a checkpoint to be saved, in place of one that still waits; return at once.
 
         Args:
-            step: how many steps were done.
-            arrays: as `Store.save` takes them; not copied, so they must not be changed any more.
-            state: as `Store.save` takes it; copied.
-            parts: as `Store.save` takes them; not copied. Where other processes write some, all must submit the same
-                saves: see to it that none is replaced while it waits.
-            joint: as `Store.save` takes it.
+            step: the number of steps done.
+            arrays: arrays as for `Store.save`; not copied, so they must not be changed any more.
+            state: JSON as for `Store.save`; copied.
+            parts: parts as for `Store.save`; not copied. If other processes write some of them, all must submit the
+                same saves, and no waiting save may be replaced.
+            joint: the joint save, as for `Store.save`.
         Raises:
-            ConfigError: something that cannot be saved, or the writer is closed.
+            ConfigError: something cannot be saved, or the writer is closed.
         """
         given, plain = as_arrays(arrays), plain_state(state)
         own = [_checked(part) for part in parts]
         self._submit(_Job(step, lambda: self._store.save(step, given, plain, parts=own, joint=joint)))
 
     def submit_part(self, step: int, part: Part, joint: Joint) -> None:
-        """Have this worker's part of a checkpoint saved that another process submits; return at once.
+        """Submit this worker's part of a checkpoint that another process submits; return at once.
 
         Args:
-            step: how many steps were done.
-            part: what this worker adds; not copied.
-            joint: what both know the save by.
+            step: the number of steps done.
+            part: this worker's contribution; not copied.
+            joint: the identity of the save, the same in both processes.
         Raises:
-            ConfigError: something that cannot be saved, or the writer is closed.
+            ConfigError: something cannot be saved, or the writer is closed.
         """
         own = _checked(part)
         self._submit(_Job(step, lambda: self._store.save_part(step, own, joint)))
@@ -129,12 +129,12 @@ class Writer:
             self._changed.notify_all()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait until all that was submitted is saved or has failed.
+        """Wait until all submitted states are saved or have failed.
 
         Args:
-            timeout_seconds: how long at most; None: until the disk answers.
+            timeout_seconds: the longest wait, in seconds; None: until the disk answers.
         Raises:
-            DeadlineError: it took longer; the save goes on.
+            DeadlineError: the wait took longer; the save goes on.
         """
         end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
@@ -151,7 +151,7 @@ class Writer:
             self._raise_broken()
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Wait as `wait` does, and end the thread; nothing happens the second time."""
+        """Wait as `wait` does, and end the thread; a second call does nothing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -208,9 +208,9 @@ class Writer:
 
 
 def finish_saves(url: str) -> None:
-    """Wait until what was submitted for a place is saved, by a writer of this process that was not closed.
+    """Wait until all states submitted for a place are saved, by a writer of this process that was not closed.
 
-    A training that an exception has ended leaves one; the next reader must find what it submitted.
+    A training that ended with an exception leaves such a writer; the next reader must find what it submitted.
     """
     writer = _last.pop(url, None)
     if writer is not None:

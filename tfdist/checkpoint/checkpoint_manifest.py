@@ -1,8 +1,8 @@
 """The manifest of a checkpoint, its names, and the receipts of parts that several processes write.
 
 The manifest is one JSON file with exactly one spelling, so that every changed byte is noticed. A worker that has
-written its part leaves a receipt, and one process writes the manifest that commits all parts. All know a save by the
-same mark, so that a part that a killed process left of another save is never taken for one of this.
+written its part leaves a receipt, and one process writes the manifest that commits all parts. All processes identify a
+save by the same mark, so a part that a killed process left of another save is never taken for a part of this one.
 """
 
 import functools
@@ -39,7 +39,7 @@ def step_name(step: int) -> str:
 
 
 def is_step_name(name: str) -> bool:
-    """`step_name` may have made the name."""
+    """Return whether a name has the form that `step_name` makes."""
     return bool(_NAME.fullmatch(name))
 
 
@@ -57,7 +57,7 @@ def part_name(index: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One file of a checkpoint: plain name, bytes, CRC-32C, and the worker whose part it is; None: of the whole job."""
+    """One file of a checkpoint: name, bytes, CRC-32C, and the worker whose part it is, or None for the whole job."""
 
     name: str
     bytes: int
@@ -76,7 +76,7 @@ class Manifest:
 
     @functools.cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits that differ when anything does, arrays included."""
+        """A digest of 64 hexadecimal digits that differs when anything does, arrays included."""
         return hashlib.sha256(canonical(self._json())).hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -107,15 +107,15 @@ class Manifest:
 
 
 def canonical(value: Any) -> bytes:
-    """The one spelling of a JSON value: keys sorted, no spaces, ASCII alone.
+    """Return the one spelling of a JSON value: keys sorted, no spaces, only ASCII.
 
-    NaN and infinities, which a loss can be, are spelled as Python's json does, beyond the standard.
+    NaN and infinities, which a loss can be, are spelled as Python's json does, which extends the standard.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``state`` as it will be read back."""
+    """Return a copy of ``state`` as it will be read back."""
     if not isinstance(state, Mapping):
         raise validation.mismatch("state", state, "a mapping of names to JSON values.", kind=ConfigTypeError)
     try:
@@ -202,7 +202,7 @@ def _read(data: bytes) -> Manifest:
 
 
 def file_from(value: Any) -> File:
-    """A file's entry from its JSON; the first version has no parts."""
+    """Return a file's entry from its JSON; the first version of the format has no parts."""
     if not isinstance(value, dict) or set(value) - {"part"} != {"name", "bytes", "crc32c"}:
         raise ConfigError(
             f"a file of it is {validation.shown(value)}; it must have name, bytes and crc32c.",
@@ -223,7 +223,7 @@ class Part:
 
     Attributes:
         index: the worker's index.
-        arrays: names to arrays, as `Store.save` takes them; each name is in one part alone.
+        arrays: the arrays by name, as for `Store.save`; each name is in only one part.
     """
 
     index: int
@@ -235,10 +235,11 @@ class Joint:
     """A save that several processes make together.
 
     Attributes:
-        run: 8 hexadecimal digits, drawn by one of the processes when they began, which tells them from others.
-        number: which of their saves this is; each number is used once.
-        count: how many parts there are.
-        timeout_seconds: how long the one that writes the manifest waits for the parts of the others.
+        run: 8 hexadecimal digits, drawn by one of the processes when they began, which identify this group of
+            processes.
+        number: the number of the save among theirs; each number is used once.
+        count: the number of parts.
+        timeout_seconds: how long the process that writes the manifest waits for the other parts, in seconds.
     """
 
     run: str
@@ -248,7 +249,7 @@ class Joint:
 
     @property
     def mark(self) -> str:
-        """16 hexadecimal digits that no other save has."""
+        """A mark of 16 hexadecimal digits that no other save has."""
         return f"{self.run}{self.number:08x}"
 
 

@@ -44,12 +44,12 @@ class Checkpoint:
     """A saved state, every byte of it checked.
 
     Attributes:
-        step: how many steps were done.
-        digest: 64 hexadecimal digits; equal for equal content.
-        state: JSON of the caller.
-        arrays: names to read-only arrays; those of local files are mapped, and outlive the file.
-        count: how many workers have saved a part of their own; 0: none.
-        parts: the arrays of the requested workers' parts, by their index.
+        step: the number of steps done.
+        digest: 64 hexadecimal digits, equal for equal content.
+        state: the caller's JSON.
+        arrays: the read-only arrays by name; those of local files are memory-mapped, and outlive the file.
+        count: the number of workers that have saved a part of their own; 0: none.
+        parts: the arrays of the requested workers' parts, by the worker's index.
     """
 
     step: int
@@ -64,16 +64,17 @@ class Store:
     """The checkpoints of one training in a directory.
 
     A save is whole or did not happen, whenever its process is killed; one that fails leaves the earlier ones as they
-    were. The step that is saved last counts: an earlier training's later ones are removed, and older ones but `keep`.
+    were. The step that is saved last counts: checkpoints of later steps, from an earlier training, are removed. So are
+    older ones, except the newest `keep`.
 
     Args:
-        url: a path, or a URL that fsspec knows; made when something is saved.
-        keep: how many checkpoints stay.
-        durable: whether a save is on the disk when it returns, so that it outlives a loss of power.
-        storage_options: what fsspec's driver takes; for URLs alone.
+        url: a path, or a URL that fsspec knows; the directory is made at the first save.
+        keep: the number of checkpoints that stay.
+        durable: whether a save is on the disk when it returns, so that it survives a power failure.
+        storage_options: options of fsspec's driver; only for URLs.
 
     Raises:
-        ConfigError: no such kind of URL, or an argument out of bounds.
+        ConfigError: the kind of URL is unknown, or an argument is out of bounds.
         MissingDependencyError: the driver's package is missing.
 
     Example:
@@ -112,18 +113,19 @@ class Store:
         parts: Sequence[Part] = (),
         joint: Joint | None = None,
     ) -> None:
-        """Save a checkpoint, and remove what it makes superfluous.
+        """Save a checkpoint, and remove those that it makes superfluous.
 
         Args:
-            step: how many steps were done.
-            arrays: names to NumPy arrays or eager tensors; numbers and bools, bfloat16 included, no text.
-            state: JSON: None, bool, int, float, str, lists and mappings of them.
-            parts: what single workers add; those of workers 0 to n - 1, but for those that write theirs by `save_part`.
-            joint: what other processes know this save by, if they write parts of it; they are waited for.
+            step: the number of steps done.
+            arrays: NumPy arrays or eager tensors by name; numbers and bools, bfloat16 included, no text.
+            state: JSON: None, bool, int, float, str, and lists and mappings of them.
+            parts: the contributions of single workers: all of workers 0 to n - 1, except those that are written by
+                `save_part`.
+            joint: the identity of the save, if other processes write parts of it; the save waits for these.
         Raises:
-            ConfigError: something that cannot be saved; the message says where it is.
-            StorageError: the disk is full, or may not be written to, or a part did not come; an OSError. What was saved
-                before stays.
+            ConfigError: something cannot be saved; the message says where it is.
+            StorageError: the disk is full, or may not be written to, or a part did not come; an OSError. Earlier
+                checkpoints stay.
         """
         name = step_name(validation.integer("step", step, minimum=0, maximum=manifests.LARGEST_STEP))
         own = {part.index: files_of_arrays.as_arrays(part.arrays) for part in parts}
@@ -166,11 +168,11 @@ class Store:
         """Save this worker's part of a checkpoint that another process makes by `save`, and do not wait for it.
 
         Args:
-            step: how many steps were done.
-            part: what this worker adds.
-            joint: what both know this save by.
+            step: the number of steps done.
+            part: this worker's contribution.
+            joint: the identity of the save, the same in both processes.
         Raises:
-            ConfigError: something that cannot be saved; the message says where it is.
+            ConfigError: something cannot be saved; the message says where it is.
             StorageError: the disk is full, or may not be written to; an OSError. The other process then gives up too.
         """
         name = step_name(validation.integer("step", step, minimum=0, maximum=manifests.LARGEST_STEP))
@@ -205,7 +207,7 @@ class Store:
         *,
         on_middle: Callable[[], None] = lambda: None,
     ) -> tuple[str, Callable[[BinaryIO], None]]:
-        """A file of arrays, and what writes it and notes what was written."""
+        """Return the name of a file of arrays, and a function that writes it and records what was written."""
         name = self._file_name(stem, mark, SUFFIX)
 
         def write(file: BinaryIO) -> None:
@@ -218,7 +220,7 @@ class Store:
         return f"{stem}{suffix}" if self._storage.keeps_names else f"{stem}-{mark}{suffix}"
 
     def _others(self, name: str, step: int, joint: Joint, *, missing: set[int]) -> list[File]:
-        """Wait until other workers have written their parts of a step; return what they have written."""
+        """Wait until other workers have written their parts of a step; return the files of these parts."""
         found, end, pause = dict[int, File](), time.monotonic() + joint.timeout_seconds, _LOOKS_SECONDS[0]
         while True:
             for index in missing - found.keys():
@@ -262,7 +264,7 @@ class Store:
         Damaged ones are skipped, with a warning that says what is wrong and what is used instead.
 
         Args:
-            parts: which workers' parts to read and to check, given the manifest; None: all.
+            parts: a function that returns the workers whose parts to read and check, given the manifest; None: all.
         Raises:
             StorageError: the directory or the store cannot be read.
         """
@@ -282,7 +284,7 @@ class Store:
     def _look(
         self, names: list[str], parts: Callable[[Manifest], Container[int]] | None
     ) -> tuple[Checkpoint | None, dict[str, str], bool]:
-        """The newest that is sound, the damage of newer ones, and whether some were incomplete."""
+        """Return the newest sound checkpoint, the damage of newer ones, and whether some were incomplete."""
         wrong, has_missed = dict[str, str](), False
         for name in sorted(names, reverse=True):
             for _ in range(_TRIES):
@@ -369,15 +371,15 @@ class Store:
         self._storage.stage(step_name(0), (), mark=_sign(run))
 
     def has_sign(self, run: str) -> bool:
-        """A sign was left in this directory; always True of an object store."""
+        """Return whether a sign was left in this directory; always True for an object store."""
         return self._storage.is_staged(step_name(0), mark=_sign(run))
 
     def remove_sign(self, run: str) -> None:
-        """Remove what `leave_sign` has left, and the directory if nothing else is in it."""
+        """Remove the sign that `leave_sign` has left, and the directory if nothing else is in it."""
         self._storage.unstage(step_name(0), mark=_sign(run))
 
     def discard(self) -> None:
-        """Remove all checkpoints, what killed processes left, and the directory if nothing else is in it."""
+        """Remove all checkpoints, the leftovers of killed processes, and the directory if nothing else is in it."""
         for name in self._names():
             self._storage.remove_folder(name, FOLDERS)
         self._storage.clean(FOLDERS)
@@ -389,12 +391,12 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 
 def _sign(run: str) -> str:
-    """The mark of an empty folder in the making, which `clean` removes if its maker was killed."""
+    """Return the mark of an empty folder in the making, which `clean` removes if its maker was killed."""
     return f"{run}{0:08x}"
 
 
 def _is_damage(error: Exception) -> bool:
-    """Another checkpoint may be better; not so if none can be read, or none may."""
+    """Return whether an error is damage of one checkpoint, so that another may be better."""
     return isinstance(error, (CorruptDataError, MissingFileError, ShortReadError)) or (
         isinstance(error, StorageError) and error.errno == errno.EIO
     )

@@ -1,6 +1,6 @@
 """Arrays in a safetensors file, written and read without an intermediate copy.
 
-Wider types come first, so every array is aligned in a map of the file. The safetensors library reads it.
+Wider types come first, so every array is aligned in a memory map of the file. The safetensors library can read it.
 """
 
 import json
@@ -66,7 +66,7 @@ def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
 def write(
     file: BinaryIO, arrays: Mapping[str, _Array], *, on_middle: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:
-    """Write arrays of `as_arrays` without copying them; return the number of bytes and their CRC-32C."""
+    """Write the result of `as_arrays` without copying it; return the number of bytes and their CRC-32C."""
     head = _header((name, (_CODES[array.dtype], array.shape)) for name, array in arrays.items())
     if len(head) > LARGEST_HEADER:
         raise ConfigError(
@@ -92,7 +92,7 @@ def write(
 
 
 def crc32c(data: NDArray[np.uint8]) -> int:
-    """The CRC-32C of bytes, releasing Python's lock in between."""
+    """Return the CRC-32C of bytes, releasing Python's lock in between."""
     checksum = 0
     for begin in range(0, data.size, PIECE_BYTES):
         checksum = google_crc32c.extend(checksum, data[begin : begin + PIECE_BYTES])
@@ -100,7 +100,7 @@ def crc32c(data: NDArray[np.uint8]) -> int:
 
 
 def read(data: NDArray[np.uint8]) -> dict[str, _Array]:
-    """The arrays of a mapped or loaded file, read-only, without copying them."""
+    """Return the arrays of a mapped or loaded file, read-only, without copying them."""
     kinds, begin = _kinds(data)
     arrays = {}
     for name, (code, shape) in kinds.items():
@@ -117,7 +117,7 @@ def read(data: NDArray[np.uint8]) -> dict[str, _Array]:
 
 
 def _kinds(data: NDArray[np.uint8]) -> tuple[dict[str, _Kind], int]:
-    """Dtype and shape of each array, in the order of the file, and where the first one begins."""
+    """Return the dtype and shape of each array, in the order of the file, and where the first one begins."""
     length = int.from_bytes(data[:8].tobytes(), "little")
     if data.size < 8 or length > min(LARGEST_HEADER, data.size - 8):
         raise CorruptDataError(f"its header would have {length} bytes of {data.size}; at most {LARGEST_HEADER} can be.")
@@ -153,7 +153,7 @@ def _kind(name: str, value: Any) -> _Kind:
 
 
 def _header(kinds: Iterable[tuple[str, _Kind]]) -> bytes:
-    """The beginning of a safetensors file: its length, then JSON, then spaces up to a multiple of 8 bytes."""
+    """Return the beginning of a safetensors file: its length, then JSON, then spaces up to a multiple of 8 bytes."""
     found, begin = {}, 0
     for name, (code, shape) in sorted(kinds, key=lambda item: _place(item[0], _DTYPES[item[1][0]])):
         end = begin + math.prod(shape) * _DTYPES[code].itemsize

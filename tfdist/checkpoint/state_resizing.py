@@ -26,25 +26,27 @@ DOES: dict[str, str] = {
 
 
 class ShardedState:
-    """Variables of which every replica, or every worker, has values of its own, to be kept in backups.
+    """Variables of which every replica or worker has its own values, to be kept in backups.
 
-    A model, an optimizer or a strategy that has a method ``sharded_state()``, which returns a list of these, has them
-    saved by `tfdist.callbacks.BackupAndRestore`: every worker writes its own part. With the same number of shards each
-    goes on with what it had, bit for bit. Return the state before its variables exist, too, with none of them.
+    If a model, an optimizer or a strategy has a method ``sharded_state()`` that returns a list of these,
+    `tfdist.callbacks.BackupAndRestore` saves them: every worker writes its own part. With the same number of shards
+    each resumes with its own values, bit for bit. Return the state before its variables exist, too, without variables.
 
     Args:
-        name: what it is, in the plural, for messages: "the accumulated gradients".
-        variables: Keras variables, equal in number, dtype and, but for "concatenate" and "owned", shape everywhere.
-        rule: what another number of shards makes of each variable. "keep": shard i has what shard i modulo n had, of n;
-            "reset": zeros; "sum": all have the same part of the sum over the old shards, so that the sum stays; of
-            integers the first have one more; "mean": all have the mean over the old shards, of integers rounded;
+        name: the name in messages, in the plural: "the accumulated gradients".
+        variables: the Keras variables, of the same number, dtype and, except for "concatenate" and "owned", shape on
+            all shards.
+        rule: how each variable is divided anew for another number of shards. "keep": shard i gets the value of shard
+            i modulo n, of n; "reset": zeros; "sum": all get the same part of the sum over the old shards, so that the
+            sum stays; of integers, the first shards get one more; "mean": all get the mean over the old shards, rounded
+            for integers;
             "concatenate": rows (dim 0) of all shards in order, divided anew as
-            `numpy.array_split` does; "owned": one shard has all of it and the others have no element, and so it is
-            after, whichever that is; "refuse": an error.
-        axis: "replica", or "worker" where the replicas of a worker have the same values.
+            `numpy.array_split` does; "owned": one shard has all of it and the others have no element, and this stays
+            so, whichever shard it is; "refuse": an error.
+        axis: "replica", or "worker" if the replicas of a worker have the same values.
 
     Raises:
-        ConfigError: no such rule or axis, or an empty name.
+        ConfigError: the rule or the axis is unknown, or the name is empty.
 
     Example:
         >>> ShardedState("the error memory", [], rule="sum")
@@ -63,7 +65,7 @@ class ShardedState:
 
 
 def resharded(rule: str, shards: Sequence[_Array], *, index: int, count: int) -> _Array:
-    """The new value of a shard, from the old shards."""
+    """Return the new value of a shard, computed from the old shards."""
     if len(shards) == count:
         return shards[index]
     return _RULES[rule](shards, index, count)

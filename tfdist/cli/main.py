@@ -12,6 +12,7 @@ from tfdist.errors import ConfigError, TfdistError
 # name -> what the overview says; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
 COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails, or start them again.",
+    "warm": "Keep TensorFlow imported in a process, from which jobs start without its import.",
     "agent": "Let this host join a job whose launcher cannot start anything here.",
     "resize": "Change the number of workers of a job that runs.",
     "watch": "Show what a job does: parts of steps, loss, memory, faults, and what it is bound by.",

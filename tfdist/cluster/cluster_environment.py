@@ -1,7 +1,7 @@
-"""Find the environment that describes this process: the first match in an explicit order.
+"""The search for the environment that describes this process: the first match in an explicit order.
 
     1. tfdist run    TFDIST_WORKER_INDEX, TFDIST_WORKERS
-    2. TF_CONFIG     what a person or the Kubernetes training operator wrote for TensorFlow
+    2. TF_CONFIG     the description for TensorFlow by a person or the Kubernetes training operator
     3. horovodrun    HOROVOD_RANK, HOROVOD_SIZE
     4. Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     5. PMI, PMIx     PMI_RANK, PMI_SIZE; PMIX_RANK; not when srun itself provides them
@@ -10,9 +10,9 @@
     8. Slurm         SLURM_PROCID in a job step
     9. alone
 
-The more deliberate comes first: what was written for tfdist, then what was written for TensorFlow. horovodrun and
-MPI come before the platforms, because they run inside a SageMaker job, a Kubernetes pod or a Slurm allocation, whose
-variables then describe the hosts and not the ranks.
+More specific environments come first: variables for tfdist, then those for TensorFlow. horovodrun and MPI come before
+the platforms, because they run inside a SageMaker job, a Kubernetes pod or a Slurm allocation. The platform's variables
+then describe the hosts and not the ranks.
 """
 
 import os
@@ -44,16 +44,16 @@ READERS = (
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
-    """Return the cluster that the environment variables describe; a process that nothing describes is alone.
+    """Return the cluster that the environment variables describe; without a description the process is alone.
 
-    Nothing is contacted and nothing is changed; every worker of a job gets the same cluster, seen from its own index.
+    Nothing is contacted and nothing is changed; every worker of a job gets the same cluster, with its own index.
 
     Args:
-        environ: the variables; those of this process by default.
+        environ: the variables to read; by default those of this process.
     Returns:
-        A valid cluster; ``source`` says which environment told it.
+        A valid cluster, whose ``source`` names the environment that described it.
     Raises:
-        ConfigError: an environment is recognised, but what it says is malformed or incomplete.
+        ConfigError: an environment is recognized, but its description is malformed or incomplete.
 
     Example:
         >>> from_environment({}).source

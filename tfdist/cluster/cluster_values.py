@@ -1,4 +1,4 @@
-"""The cluster and this process in it, as frozen values that are valid once they exist."""
+"""The cluster and the place of this process in it, as frozen values that are valid once they exist."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ class TaskId:
 
     Attributes:
         type: "chief", "worker", "ps" or "evaluator".
-        index: at least 0; a chief is always 0.
+        index: the index of the task, at least 0; a chief's is always 0.
 
     Raises:
-        ConfigError: an unknown type, or an index that cannot be.
+        ConfigError: the type is unknown, or the index is impossible.
 
     Example:
         >>> str(TaskId(type="worker", index=1))
@@ -42,23 +42,24 @@ class TaskId:
 class Cluster:
     """The cluster as one of its processes sees it.
 
-    In a cluster with parameter servers the chief coordinates: it runs the script, hands out the work, and is no worker.
+    In a cluster with parameter servers the chief coordinates: it runs the script, hands out the work, and is not a
+    worker.
     In any other cluster the chief is worker 0.
 
     Attributes:
-        num_workers: how many workers train together, at least 1; a chief that coordinates is none of them.
-        worker_index: which of them this process is, from 0; -1 for a task that is no worker (see ``task``).
-        local_index: which of the workers on this host, from 0.
-        local_workers: how many of the workers are on this host.
-        addresses: "host:port" of every worker, by worker index; empty when the environment does not tell them.
-        source: what told it, for messages: "tfdist run", "TF_CONFIG", "Slurm", ..., "alone".
-        job_id: the same text on every worker of one job, or None when the environment has none.
-        task: this process as TensorFlow names it; by default the worker ``worker_index``.
+        num_workers: the number of workers that train together, at least 1; a coordinating chief is not counted.
+        worker_index: the index of this process among the workers, from 0; -1 if it is not a worker (see ``task``).
+        local_index: the index of this process among the workers on this host, from 0.
+        local_workers: the number of workers on this host.
+        addresses: "host:port" of every worker, by worker index; empty if the environment does not give them.
+        source: the source of the description, for messages: "tfdist run", "TF_CONFIG", "Slurm", ..., "alone".
+        job_id: a text that is the same on every worker of a job, or None if the environment has none.
+        task: the task of this process, as TensorFlow names it; by default the worker ``worker_index``.
         parameter_servers: "host:port" of every parameter server.
-        chief: "host:port" of the chief that coordinates; None where the chief is worker 0.
+        chief: "host:port" of the coordinating chief; None if the chief is worker 0.
 
     Raises:
-        ConfigError: values that do not fit each other.
+        ConfigError: the values contradict each other.
 
     Example:
         >>> Cluster(num_workers=2, worker_index=0, addresses=("a:2222", "b:2222")).is_chief
@@ -120,7 +121,7 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes files and shows progress: the coordinator, or else worker 0.
+        """Whether this process writes files and shows progress: the coordinator, or else worker 0.
 
         Example:
             >>> Cluster(num_workers=2, worker_index=1).is_chief
@@ -129,10 +130,11 @@ class Cluster:
         return self.task.type == "chief" or (self.chief is None and self.worker_index == 0)
 
     def require_addresses(self) -> tuple[str, ...]:
-        """Return ``addresses``, or say how to supply them; for strategies whose workers connect to each other.
+        """Return ``addresses``, or raise if they are missing; for strategies whose workers connect to each other.
 
         Raises:
-            ConfigError: several workers, and the environment did not tell where they listen.
+            ConfigError: there are several workers, and the environment does not give their addresses; the message says
+                how to supply them.
 
         Example:
             >>> Cluster(num_workers=1).require_addresses()
@@ -150,7 +152,7 @@ class Cluster:
 
 
 def split_address(name: str, address: object) -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 host is in brackets, "[::1]:2222", and is returned without."""
+    """Return host and port of "host:port"; the brackets of an IPv6 host, "[::1]:2222", are removed."""
     if not isinstance(address, str):
         raise ConfigTypeError(
             f"{name} is {shown(address)} ({type(address).__name__}); it must be a text host:port.",
@@ -171,7 +173,7 @@ def split_address(name: str, address: object) -> tuple[str, int]:
 
 
 def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...]:
-    """The addresses as a tuple, each of the form host:port and none twice."""
+    """Return the addresses as a tuple; each must have the form host:port, and none may occur twice."""
     seen: dict[tuple[str, int], int] = {}
     result = []
     for position, address in enumerate(addresses):
@@ -189,7 +191,7 @@ def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...
 
 
 def position_on_host(addresses: tuple[str, ...], index: int) -> tuple[int, int]:
-    """(local_index, local_workers) of worker ``index``: workers with the same host share a machine."""
+    """Return (local_index, local_workers) of worker ``index``: workers with the same host share a machine."""
     hosts = [address.rpartition(":")[0] for address in addresses]
     same = [i for i, host in enumerate(hosts) if host == hosts[index]]
     return same.index(index), len(same)

@@ -21,7 +21,7 @@ _COUNT = re.compile(r"(?P<count>\d{1,9})(?:\(x(?P<times>\d{1,9})\))?", re.ASCII)
 
 
 def expand(nodes: str, *, name: str = "node list") -> list[str]:
-    """The node names, in order, with repetitions.
+    """Return the node names, in order, with repetitions.
 
     Example:
         >>> expand("r[1-2]n[3,5]")
@@ -36,7 +36,7 @@ def expand(nodes: str, *, name: str = "node list") -> list[str]:
 
 
 def expand_counts(counts: str, *, name: str = "tasks per node") -> list[int]:
-    """One count per node from Slurm's short form.
+    """Return one count per node from Slurm's short form.
 
     Example:
         >>> expand_counts("2(x3),1")
@@ -78,7 +78,7 @@ def _entries(nodes: str, name: str) -> list[str]:
 
 
 def _parts(entry: str, nodes: str, name: str) -> list[list[str]]:
-    """The choices at each place of an entry: one for plain text, the numbers for a bracket."""
+    """Return the choices at each place of an entry: one for plain text, the numbers for a bracket."""
     parts: list[list[str]] = []
     position = 0
     while position < len(entry):

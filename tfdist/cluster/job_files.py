@@ -1,7 +1,7 @@
-"""Names of a job's folders and files on a host; pure paths.
+"""The names of a job's folders and files on a host; pure paths.
 
-A job has a directory, and another one in memory, for what its processes tell each other while it runs. The launcher
-makes both; callbacks and programs that look at a job from outside find the files by these names.
+A job has a directory, and another one in memory, through which its processes communicate while it runs. The launcher
+makes both; callbacks, and programs that watch a job from outside, find the files by these names.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ PREFIX = "tfdist-job-"
 
 
 def job_of(folder: Path) -> str:
-    """The id of the job whose folder this is."""
+    """Return the id of the job that has this folder."""
     return folder.name.removeprefix(PREFIX).partition("-")[0]
 
 
@@ -25,12 +25,12 @@ def state_folder(memory: Path) -> Path:
 
 
 def copies_folder(memory: Path) -> Path:
-    """Copies of the states that workers on another host hold."""
+    """Return the folder for copies of the states of workers on another host."""
     return memory / "copies"
 
 
 def progress_file(memory: Path, restarts: int) -> Path:
-    """The status table of the workers of a start."""
+    """Return the status table of the workers of a start."""
     return memory / f"progress-{restarts}"
 
 
@@ -50,12 +50,12 @@ def processes_file(memory: Path) -> Path:
 
 
 def event_copy(memory: Path) -> Path:
-    """The events of a monitored job, for programs that watch it."""
+    """Return the file of a monitored job's events, for programs that watch it."""
     return memory / "events"
 
 
 def environment_file(directory: Path) -> Path:
-    """The variables that a worker has set for TensorFlow and the like."""
+    """Return the file of the variables that a worker has set for TensorFlow and similar libraries."""
     return directory / "environment.json"
 
 

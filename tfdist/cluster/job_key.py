@@ -21,12 +21,12 @@ _BYTES = 32
 
 
 def drawn() -> str:
-    """A new key, in hexadecimal digits."""
+    """Return a new key, in hexadecimal digits."""
     return secrets.token_hex(_BYTES)
 
 
 def from_environment(environ: Mapping[str, str]) -> bytes | None:
-    """The job's key; None if no launcher has set one."""
+    """Return the job's key; None if no launcher has set one."""
     text = JOB_KEY.read(environ)
     if not text:
         return None
@@ -44,7 +44,7 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
 
 
 def from_file(path: Path, *, make: bool = False) -> bytes:
-    """The key in a private file.
+    """Return the key in a private file.
 
     Example:
         >>> import tempfile
@@ -79,7 +79,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def derived(key: bytes, purpose: str, told: Sequence[str]) -> bytes:
-    """A key for one purpose, from the job's key and what the workers have exchanged.
+    """Return a key for one purpose, derived from the job's key and from values that the workers have exchanged.
 
     Knowing the exchanged values alone is not enough, and new values give another key.
     """

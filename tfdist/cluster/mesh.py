@@ -18,7 +18,7 @@ _WRITE = "Write one as batch=2,model=2"
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes and how many devices lie along each.
+    """Named axes, and the number of devices along each.
 
     Example:
         >>> mesh = Mesh((("batch", 2), ("model", 2)))
@@ -57,14 +57,14 @@ class Mesh:
 
     @classmethod
     def of(cls, names: Sequence[str], shape: Sequence[int]) -> "Mesh":
-        """The mesh of these names and sizes."""
+        """Return the mesh of these names and sizes."""
         if len(names) != len(shape):
             raise ConfigError(f"the mesh has the names {list(names)} and the sizes {list(shape)}; give one for each.")
         return cls(tuple((name, int(size)) for name, size in zip(names, shape, strict=True)))
 
     @classmethod
     def parse(cls, text: str, *, name: str = "mesh") -> "Mesh":
-        """The mesh that a text describes."""
+        """Return the mesh that a text describes."""
         axes = []
         for entry in validation.text(name, text, hint=f"{_WRITE}.").split(","):
             axis, equals, size = (part.strip() for part in entry.partition("="))
@@ -90,7 +90,7 @@ class Mesh:
         return math.prod(self.shape)
 
     def size_of(self, axis: str) -> int:
-        """The number of devices along an axis."""
+        """Return the number of devices along an axis."""
         return dict(self.axes)[self.require(axis)]
 
     def require(self, axis: str) -> str:
@@ -98,12 +98,12 @@ class Mesh:
         return str(validation.one_of("an axis", axis, self.names, hint=f"The mesh is {self}."))
 
     def others(self, axis: str) -> tuple[str, ...]:
-        """The names of all axes but one."""
+        """Return the names of all axes but one."""
         self.require(axis)
         return tuple(name for name in self.names if name != axis)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The position of a device along each axis."""
+        """Return the position of a device along each axis."""
         validation.integer("rank", rank, minimum=0, maximum=self.size - 1)
         found: dict[str, int] = {}
         for name, size in reversed(self.axes):
@@ -111,21 +111,21 @@ class Mesh:
         return {name: found[name] for name in self.names}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """The rank of the device at these coordinates."""
+        """Return the rank of the device at these coordinates."""
         rank = 0
         for name, size in self.axes:
             rank = rank * size + validation.integer(name, coordinates[name], minimum=0, maximum=size - 1)
         return rank
 
     def group(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
-        """The ranks at the position of ``rank`` along every axis but these, in rising order."""
+        """Return the ranks at the position of ``rank`` along every axis but these, in rising order."""
         free = {self.require(axis) for axis in axes}
         own = self.coordinates(rank)
         ranges = [range(size) if name in free else [own[name]] for name, size in self.axes]
         return tuple(self.rank(dict(zip(self.names, place, strict=True))) for place in itertools.product(*ranges))
 
     def groups(self, axes: Iterable[str]) -> list[tuple[int, ...]]:
-        """The groups of all ranks along these axes, equal on every process.
+        """Return the groups of all ranks along these axes, equal on every process.
 
         Example:
             >>> Mesh.parse("batch=2,model=2").groups(["batch"])
@@ -135,7 +135,7 @@ class Mesh:
         return list(dict.fromkeys(self.group(rank, along) for rank in range(self.size)))
 
     def devices_of_each(self, processes: int, what: str) -> int:
-        """The number of devices of each process, one for each place of the mesh."""
+        """Return the number of devices of each process, one for each place of the mesh."""
         if processes > self.size or self.size % processes:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} {processes} "
@@ -158,7 +158,7 @@ class Mesh:
             )
 
     def between_processes(self, devices: int, *, divisible: str) -> "Mesh":
-        """The mesh of the processes, each of which has the devices along the last axes.
+        """Return the mesh of the processes, each of which has the devices along the last axes.
 
         Example:
             >>> mesh = Mesh.parse("batch=4,model=2")
@@ -188,7 +188,7 @@ class Mesh:
 
 
 def of(given: Any) -> Mesh:
-    """The mesh for a `Mesh`, a text, a dictionary, or a mesh of Keras."""
+    """Return the mesh for a `Mesh`, a text, a dictionary, or a mesh of Keras."""
     if isinstance(given, Mesh):
         return given
     if isinstance(given, str):

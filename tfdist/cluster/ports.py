@@ -1,8 +1,8 @@
 """Ports for local workers.
 
-Workers bind ports seconds after they were chosen, because TensorFlow loads first. The kernel may give ports of its
-ephemeral range away in between, so ports below it are preferred. Other jobs of tfdist are kept out by a claim: an
-abstract socket named after the port, which ends with its process.
+Workers bind ports seconds after they were chosen, because TensorFlow loads first. In between, the kernel may assign
+ports of its ephemeral range, so lower ports are preferred. A claim keeps out other jobs of tfdist: an abstract socket
+named after the port, which ends with its process.
 
 Example:
     >>> len(set(free_ports(3)))
@@ -32,15 +32,15 @@ _claims: "deque[int]" = deque()  # descriptors
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return ``count`` distinct TCP ports on which nothing listens at ``host``.
 
-    They differ from each other, and on Linux from those that other processes have been given that still run.
+    The ports differ from each other, and on Linux from those that were given to other processes that still run.
 
     Args:
-        count: how many ports, at least 0.
-        host: name or address of an interface of this machine.
+        count: the number of ports, at least 0.
+        host: the name or address of an interface of this machine.
     Returns:
         The ports, in no particular order.
     Raises:
-        ConfigError: ``host`` is no interface of this machine, or not that many ports are free.
+        ConfigError: ``host`` is no interface of this machine, or too few ports are free.
 
     Example:
         >>> free_ports(0)
@@ -53,12 +53,12 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def loopback(host: str) -> bool:
-    """Return whether a name or an address means, on this machine, the machine itself to every user of it.
+    """Return whether a name or an address on this machine means the machine itself, for all of its users.
 
     Args:
         host: the name or the address.
     Raises:
-        ConfigError: it does not resolve here.
+        ConfigError: the name cannot be resolved here.
 
     Example:
         >>> loopback("127.0.0.1")
@@ -102,7 +102,7 @@ def _hold_one(held: contextlib.ExitStack, family: socket.AddressFamily, address:
 
 
 def _claimed(port: int) -> bool:
-    """Claim a port; True if no other process has."""
+    """Claim a port; return True if no other process has claimed it."""
     if sys.platform != "linux":
         return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
@@ -117,7 +117,7 @@ def _claimed(port: int) -> bool:
 
 
 def _ephemeral_start() -> int:
-    """The first port of the kernel's ephemeral range, or its usual value."""
+    """Return the first port of the kernel's ephemeral range, or its usual value."""
     try:
         return int(_RANGE_FILE.read_text().split()[0])
     except (OSError, ValueError, IndexError):

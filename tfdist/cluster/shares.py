@@ -1,6 +1,6 @@
-"""The rows of a global batch that each replica has: one positive weight per replica, and exact arithmetic.
+"""The shares of a global batch: one positive weight per replica, and exact arithmetic of rows.
 
-Everything that cuts a batch asks `Shares`, so workers, the input pipeline and the reader agree on every row.
+All code that cuts a batch asks `Shares`, so workers, the input pipeline and the reader agree on every row.
 
 Example:
     >>> Shares.equal(3).bounds(10), Shares((3, 1)).bounds(10), Shares((9, 1)).bounds(4)
@@ -25,8 +25,8 @@ _LARGEST_TOTAL = 2**14
 class Shares:
     """One weight per replica; replica r has the rows from ``n * before(r) // total`` on, contiguous and in order.
 
-    Where a batch has a row for each replica, each has at least one, whatever its weight. Weights are reduced by their
-    greatest common divisor, so (2, 2) is (1, 1).
+    If a batch has a row for each replica, each replica has at least one, whatever its weight. Weights are reduced by
+    their greatest common divisor, so (2, 2) is (1, 1).
     """
 
     weights: tuple[int, ...]
@@ -48,12 +48,12 @@ class Shares:
 
     @classmethod
     def equal(cls, replicas: int) -> Self:
-        """The default: parts whose sizes differ by at most one row."""
+        """Return the default shares: parts whose sizes differ by at most one row."""
         return cls((1,) * replicas)
 
     @classmethod
     def of(cls, weights: object, *, replicas: int) -> Self:
-        """The shares that a user gives: a weight for each of so many replicas."""
+        """Return the shares that a user gives: a weight for each of this number of replicas."""
         if isinstance(weights, str) or not isinstance(weights, Sequence):
             raise ConfigTypeError(
                 f"shares is {validation.shown(weights)}; it must be a weight for each replica, such as (3, 1).",
@@ -72,21 +72,21 @@ class Shares:
 
     @property
     def are_equal(self) -> bool:
-        """Every replica has the same weight."""
+        """Whether every replica has the same weight."""
         return len(set(self.weights)) == 1
 
     @cached_property
     def edges(self) -> tuple[int, ...]:
-        """The sum of the weights before each replica, and of all."""
+        """The sum of the weights before each replica, and the sum of all."""
         return (0, *itertools.accumulate(self.weights))
 
     @property
     def all(self) -> "Share":
-        """Every part, taken by one process."""
+        """The share of one process that takes every part."""
         return Share(0, len(self.weights), self)
 
     def bounds(self, rows: int) -> tuple[int, ...]:
-        """The first row of each part of a batch of so many rows, and the number of rows."""
+        """Return the first row of each part of a batch with this number of rows, and the number of rows."""
         found = [rows * edge // self.edges[-1] for edge in self.edges]
         replicas = len(self.weights)
         if rows < replicas:
@@ -95,7 +95,7 @@ class Shares:
         return tuple(min(edge, rows - replicas + place) for place, edge in enumerate(lifted))
 
     def below_one_row(self, rows: int) -> tuple[int, ...]:
-        """The replicas whose weight alone would give them less than one row of such a batch."""
+        """Return the replicas whose weight alone would give them less than one row of such a batch."""
         return tuple(place for place, weight in enumerate(self.weights) if rows * weight < self.edges[-1])
 
 
@@ -118,11 +118,11 @@ class Share:
         return len(self.shares.weights) // self.count
 
     def of_process(self, process: int) -> "Share":
-        """The share of a process that takes as many parts as this one."""
+        """Return the share of a process that takes as many parts as this one."""
         return replace(self, first=process * self.count)
 
     def slices(self, rows: int) -> list[tuple[int, int, int]]:
-        """The size of each part and the rows to take: one row, a neighbour's, where the part has none."""
+        """Return (size, first row, end row) for each part; an empty part takes one row of a neighbour."""
         found = []
         bounds = self.shares.bounds(rows)[self.first : self.first + self.count + 1]
         for begin, end in itertools.pairwise(bounds):
@@ -131,6 +131,6 @@ class Share:
         return found
 
     def rows(self, rows: int) -> tuple[int, int]:
-        """The first row of a batch that is read, and the one behind the last."""
+        """Return the first row of a batch that is read, and the last one plus 1."""
         slices = self.slices(rows)
         return min(first for _, first, _ in slices), max(end for _, _, end in slices)

@@ -1,7 +1,7 @@
-"""The strategies by name: what each is, and how many processes it needs. Loads no TensorFlow.
+"""The table of strategies by name, with the number of processes that each needs. Loads no TensorFlow.
 
-A strategy is one entry here. The launcher reads the table to plan processes, the command line to name what exists, the
-equivalence matrix to know what to prove, and `tfdist.strategies.create` to find the class.
+Each strategy has one entry. The launcher plans processes by the table, the command line lists it, the equivalence
+matrix proves what it says, and `tfdist.strategies.create` finds classes in it.
 
 Example:
     >>> get("multi-worker").processes
@@ -29,12 +29,13 @@ AUTO_OF = "auto:"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One registered strategy.
+    """The entry of one registered strategy.
 
     `processes`: "one" process whose devices are the replicas, "workers" that each run the script, or a "chief" that
-    runs it and is served by workers and parameter servers. `needs` is a package and the command that installs it.
-    `collectives` has the default first. `is_replicated`: each replica has all weights and slots, so a custom loop needs
-    only sums. `may_meet_seldom`: workers have weights of their own between meetings (`synchronization`).
+    runs it and is served by workers and parameter servers. `needs`: a package, and the command that installs it.
+    `collectives`: the backends, the default first. `is_replicated`: whether each replica has all weights and slots, so
+    that a custom loop needs only sums. `may_meet_seldom`: whether workers may have weights of their own between
+    synchronizations (`synchronization`).
     """
 
     name: str
@@ -49,7 +50,7 @@ class Entry:
 
     @property
     def is_installed(self) -> bool:
-        """True if the required package is found."""
+        """Whether the required package is found."""
         return self.needs is None or importlib.util.find_spec(self.needs[0]) is not None
 
 
@@ -118,12 +119,12 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """The registered names, in documented order."""
+    """Return the registered names, in documented order."""
     return tuple(_ENTRIES)
 
 
 def get(name: str) -> Entry:
-    """The entry of a registered strategy."""
+    """Return the entry of a registered strategy."""
     try:
         return _ENTRIES[name]
     except (KeyError, TypeError):

@@ -1,1 +1,1 @@
-"""Engines that reduce tensors over processes, and what they need to find each other."""
+"""Backends that reduce tensors over processes, and the means by which processes find each other."""

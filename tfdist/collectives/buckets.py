@@ -1,4 +1,4 @@
-"""The size of buckets: as asked, or chosen by the speed of the link."""
+"""The size of buckets: as requested, or chosen by the speed of the link."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def require_bytes(name: str, value: int | str) -> None:
-    """Raise unless a value says how large buckets are."""
+    """Raise unless a value is a valid size of buckets."""
     if value == "auto":
         return
     if isinstance(value, str):
@@ -30,7 +30,7 @@ def require_bytes(name: str, value: int | str) -> None:
 
 
 def chosen_bytes(asked: int | str, collective: Collective) -> int:
-    """Return the size of buckets, the same on all members; "auto" is measured, and all of them call it."""
+    """Return the size of buckets, the same on all members; "auto" is measured, and all members call this."""
     if not isinstance(asked, str):
         return asked
     if collective.size == 1:

@@ -1,7 +1,7 @@
-"""Exchange bytes between members before their collective backend runs: each sends some and receives all.
+"""The exchange of bytes between members before their collective backend runs: each sends some and receives all.
 
-Over notes (as of TensorFlow's coordination service) a round takes milliseconds and traces nothing. Over another
-collective it is an `all_gather`, which TensorFlow traces anew for each length.
+Over notes (such as those of TensorFlow's coordination service) a round takes milliseconds and traces nothing. Over
+another collective it is an `all_gather`, which TensorFlow traces anew for each length.
 """
 
 import base64
@@ -136,14 +136,14 @@ def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int
 
 
 def machine() -> str:
-    """Identify the running kernel."""
+    """Return an identity of the running kernel."""
     with contextlib.suppress(OSError):
         return _BOOT.read_text().strip()
     return secrets.token_hex(16)
 
 
 def this_host(machine: str) -> str:
-    """Identify processes that may share memory: by kernel, PID namespace, and user."""
+    """Return an identity of the processes that may share memory: by kernel, PID namespace, and user."""
     with contextlib.suppress(OSError):
         return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     return secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""The `Collective` protocol: moves tensors between the members of a group, whatever the backend."""
+"""The `Collective` protocol, which moves tensors between the members of a group, whatever the backend."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
@@ -15,20 +15,20 @@ OPS = ("sum", "min", "max")
 class Collective(Protocol):
     """One member's end of a group; every operation but `send` and `receive` is called by all members.
 
-    What is guaranteed: results are equal bit for bit on all members that get the same result; 16-bit floats are added
-    in float32 and rounded once; integers wrap as their own dtype does; what is copied keeps its bits. Text does not
+    Guaranteed: results are equal bit for bit on all members that get the same result; 16-bit floats are added
+    in float32 and rounded once; integers wrap as their own dtype does; copied tensors keep their bits. Text does not
     travel. Rows lie along the first axis.
 
-    An operation may stand in a function, in a condition or a loop, as long as all members take the same way. A member
-    takes part whether it looks at the result or not. A function that has failed because a member is gone, or because
-    `abort` was called, raises what its engine raises; `explain` says what that means.
+    An operation may stand in a function, in a condition or a loop, as long as all members take the same branches. A
+    member takes part whether it uses the result or not. A function that has failed because a member is gone, or because
+    `abort` was called, raises the error of its backend; `explain` says what that error means.
 
     Attributes:
-        size: number of members.
+        size: the number of members.
         rank: this member's number among them, from 0.
-        hosts: for each rank the number of the host that it is on; equal numbers are one host.
-        matches_by_count: whether operations meet by how often their key was used. Then a function that fails on one
-            member, and leaves operations out, has to be followed by `abort`: its next ones would meet older ones.
+        hosts: the number of each rank's host; equal numbers are one host.
+        matches_by_count: whether operations match by how often their key was used. Then a function that fails on one
+            member, and leaves operations out, must be followed by `abort`: its next ones would match older ones.
         keeps_program_order: whether the operations of a graph run in the order in which they were traced.
     """
 
@@ -39,28 +39,28 @@ class Collective(Protocol):
     keeps_program_order: bool
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "Collective | None":
-        """Return the collective of some of the members, or None where this one is not among them; all call it.
+        """Return the collective of some of the members, or None if this one is not among them; all members call this.
 
         Args:
-            members: their ranks, in rising order.
-            group_key: a number for the group that nothing else uses, the same on all members; None draws one, where
-                the backend needs it.
+            members: the ranks of the members, in rising order.
+            group_key: a number for the group that nothing else uses, the same on all members; None draws one if the
+                backend needs it.
         Raises:
-            UnsupportedError: the backend makes no groups.
+            UnsupportedError: the backend cannot make groups.
         """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return the sums, minima or maxima over the members, element by element.
 
         Args:
-            tensors: numbers or bools, of the same shapes and dtypes on every member. A sum of bools is True where any
-                is. They are reduced together, when the last of them is there.
-            key: names the operation, the same on every member. No two operations that may run at the same time in a
-                group have one key. It is fixed when a step is traced.
-            op: one of `OPS`.
+            tensors: numbers or bools, of the same shapes and dtypes on every member. A sum of bools is True if any is.
+                They are reduced together, when the last of them is there.
+            key: the name of the operation, the same on every member. Operations that may run at the same time in a
+                group have different keys. The key is fixed when a step is traced.
+            op: the reduction, one of `OPS`.
         Raises:
-            ConfigError: ``op`` is none.
-            UnsupportedError: a dtype that has no sum, minimum or maximum.
+            ConfigError: ``op`` is not one of them.
+            UnsupportedError: the dtype has no sum, minimum or maximum.
         """
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
@@ -70,15 +70,15 @@ class Collective(Protocol):
             tensor: numbers or bools, shape (rows, ...); members may have different numbers of rows.
             key: see `all_reduce`.
         Raises:
-            ConfigError: a scalar, which has no rows.
-            UnsupportedError: text.
+            ConfigError: the tensor is a scalar, which has no rows.
+            UnsupportedError: the tensor holds text.
         """
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of the sum over members; parts are those of `cut`.
+        """Return this member's part of the sum over members; the parts are those of `cut`.
 
         Args:
-            tensor: numbers or bools, shape (rows, ...), the same on every member.
+            tensor: numbers or bools, shape (rows, ...), of the same shape and dtype on every member.
             key: see `all_reduce`.
         """
 
@@ -86,71 +86,70 @@ class Collective(Protocol):
         """Return the value of one member, bit for bit.
 
         Args:
-            tensor: numbers or bools, of the same shape and dtype on every member; those of others than ``root`` are not
-                looked at.
+            tensor: numbers or bools, of the same shape and dtype on every member; only the values of ``root`` are used.
             key: see `all_reduce`.
-            root: the rank whose value it is, the same on every member.
+            root: the rank whose value is returned, the same on every member.
         """
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of every member's rows, one after the other; parts are those of `cut`.
+        """Return this member's part of every member's rows, concatenated; the parts are those of `cut`.
 
         Args:
-            tensor: numbers or bools, shape (rows, ...), the same on every member.
+            tensor: numbers or bools, shape (rows, ...), of the same shape and dtype on every member.
             key: see `all_reduce`.
         """
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Send a tensor to one member, which calls `receive`; the two alone take part.
+        """Send a tensor to one member, which calls `receive`; only these two take part.
 
         Args:
             tensor: numbers or bools.
-            key: names what is sent; no other operation between the two in this direction has it at the same time.
-            to: the other's rank.
+            key: the name of the transfer; no other one between the two in this direction has it at the same time.
+            to: the rank of the receiver.
         Returns:
             In a function, the operation that sends: the function runs it, whether it is used or not. Eagerly None,
-            when the other has the tensor.
+            after the receiver has the tensor.
         """
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
-        """Return the operation behind which a send is under way, whether or not the other asks for it yet.
+        """Return the operation after which a send is under way, even if the receiver does not ask for it yet.
 
-        What shall not keep a send waiting begins behind it.
+        Operations that must not delay a send begin after this one.
 
         Args:
-            sent: what `send` has returned in a function.
+            sent: the result of `send` in a function.
         Returns:
-            None where it cannot be told.
+            The operation, or None if the backend cannot tell.
         """
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Return what a member has sent.
+        """Return a tensor that another member sends.
 
         Args:
-            spec: of the tensor that is sent; its shape is known.
-            key: the sender's.
-            source: the sender's rank.
+            spec: the spec of the tensor that is sent, with a known shape.
+            key: the key of the send.
+            source: the rank of the sender.
         """
 
     def waits_for(self) -> str:
-        """Return, from any thread, what this member waits for; empty if for nothing, or if the backend cannot tell."""
+        """Return, from any thread, what this member waits for; empty if it waits for nothing, or this is unknown."""
 
     def abort(self, reason: str) -> None:
-        """End this process's waits with an error; nothing travels in it afterwards.
+        """End this process's waits with an error; no tensor travels in this collective afterwards.
 
         The others' waits end as when a member goes: under Horovod at once, under TensorFlow's collectives when this
         process has ended or the others' own deadline has passed.
 
         Args:
-            reason: for the messages.
+            reason: the reason, for the messages.
         """
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return the error of tfdist's for a failure of this engine, or None if it is another's.
+        """Return an error of tfdist for a failure of this backend, or None if the failure is not the backend's.
 
         Args:
-            error: what TensorFlow raised.
-            what: what this member was doing, for the message.
+            error: the error that TensorFlow raised.
+            what: the operation that this member was in, for the message.
         """
 
 
@@ -161,7 +160,7 @@ class Notes(Protocol):
         """Leave a note, to be read now or later."""
 
     def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
-        """Return the note's text once it was left; None if it was not left in time, or cannot be any more."""
+        """Return the note's text as soon as it is left; None if it was not left in time, or never can be."""
 
 
 def disagreement(what: str, *, told: str = "") -> DisagreementError:
@@ -181,7 +180,7 @@ def lost(member: Collective, what: str, cause: str) -> WorkerLostError:
 
 
 def hosts_of(names: Sequence[Hashable]) -> tuple[int, ...]:
-    """Number the hosts of members, which an identity of each host tells apart."""
+    """Number the hosts of members, given an identity of each member's host."""
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
@@ -199,9 +198,9 @@ def by_dtype(
 
 
 def cut(tensor: tf.Tensor, size: int) -> list[Any]:
-    """Return how many rows each of ``size`` members has of a tensor; member r has those from rows r / size on.
+    """Return the number of rows of a tensor for each of ``size`` members; member r has those from rows r / size on.
 
-    int32 scalars where the number of rows is unknown when a function is traced.
+    The numbers are int32 scalars if the number of rows is unknown when a function is traced.
 
     Example:
         >>> cut(tf.zeros([7, 2]), 3), cut(tf.zeros([1]), 2)
@@ -215,7 +214,7 @@ def cut(tensor: tf.Tensor, size: int) -> list[Any]:
 
 
 def with_rows(counts: Sequence[Any], tensor: tf.Tensor) -> Any:
-    """Return the shape that begins with these numbers and goes on with a tensor's second axis, for `tf.reshape`."""
+    """Return the shape that begins with these numbers and continues with a tensor's second axis, for `tf.reshape`."""
     inner = tensor.shape[1:]
     if inner.is_fully_defined():
         return [*counts, *inner.as_list()]
@@ -223,7 +222,7 @@ def with_rows(counts: Sequence[Any], tensor: tf.Tensor) -> Any:
 
 
 def count_of(tensor: tf.Tensor) -> Any:
-    """Count a tensor's elements: a number where known, else an int32 scalar."""
+    """Return the number of a tensor's elements: an int if known, else an int32 scalar."""
     known = tensor.shape.num_elements()
     return tf.size(tensor) if known is None else known
 

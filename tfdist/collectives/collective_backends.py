@@ -1,4 +1,4 @@
-"""Select and start the collective backend of a strategy's workers, equal on all of them."""
+"""The selection and start of the collective backend of a strategy's workers, equal on all of them."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def between_workers(
     tensorflows: Collective, asked: str, devices: Sequence[str], cluster: Cluster, *, timeout_seconds: float
 ) -> tuple[Collective, list[str]]:
-    """Return the collective of a cluster's workers, and the cards of all replicas; all call it at the same time."""
+    """Return the collective of a cluster's workers, and the cards of all replicas; all call this at the same time."""
     exchange = exchange_over_notes(
         coordination_service,
         name=f"tfdist/engine/{tf_strategies.new_group_key(within_worker=False)}",
@@ -59,7 +59,7 @@ def between_workers(
 
 
 def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]:
-    """Return the collectives of this worker's replicas, of which each worker has as many, given that of the workers."""
+    """Return the collectives of this worker's replicas, given that of the workers, which have equally many."""
     if len(devices) == 1:
         return [workers]
     assert isinstance(workers, native_collective.NativeCollective)  # or this worker would not have several
@@ -71,7 +71,7 @@ def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]
 
 
 def _missing(asked: str) -> str:
-    """Return why this worker lacks the requested backend, or ""."""
+    """Return the reason why this worker lacks the requested backend, or ""."""
     if asked in ("native", "auto"):
         return library.why_not(library.COLLECTIVES, os.environ)
     if asked == "horovod":

@@ -1,4 +1,4 @@
-"""The engine that workers take, as a pure function of what each of them offers: so all take the same. No TensorFlow."""
+"""The choice of the workers' backend, as a pure function of all offers, so that all choose the same. No TensorFlow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class Offer:
 
     Attributes:
         asked: the name of the requested backend, or "auto".
-        devices: the devices of its replicas.
-        missing: the reason why it cannot use the requested backend, or native ones under "auto"; empty: it can.
+        devices: the devices of the worker's replicas.
+        missing: the reason why the worker cannot use the requested backend, or native ones under "auto"; empty: it can.
         cards: the cards of its devices: equal for devices that share one, and "" for a CPU.
     """
 
@@ -28,9 +28,9 @@ class Choice(NamedTuple):
     """The backend of all workers.
 
     Attributes:
-        engine: a name of `strategy_table.COLLECTIVES`, not "auto".
-        why: a clause.
-        is_second_best: another would be better, and something can be done about it.
+        engine: the name of the backend, one of `strategy_table.COLLECTIVES` except "auto".
+        why: the reason, as a clause.
+        is_second_best: whether another backend would be better, and something can be done about it.
     """
 
     engine: str
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 def chosen(offers: Sequence[Offer]) -> Choice:
-    """Return the backend of all workers from what each of them offers."""
+    """Return the backend of all workers, chosen from their offers."""
     asked = offers[0].asked
     other = next((index for index, offer in enumerate(offers) if offer.asked != asked), None)
     if other is not None:
@@ -100,5 +100,5 @@ def chosen(offers: Sequence[Offer]) -> Choice:
 
 
 def without_native(missing: str) -> Choice:
-    """Return what is taken where native collectives would be better, given why they cannot be had."""
+    """Return the backend for workers on which native collectives would be better, given why these are missing."""
     return Choice("tensorflow", f"native collectives, which are faster, cannot be had ({missing})", is_second_best=True)

@@ -1,4 +1,4 @@
-"""Operations made of others, for engines that lack them; the same for all engines, so their results are too."""
+"""Operations composed of others, for backends that lack them; equal for all backends, so their results are equal."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def reduce_scatter(collective: Collective, tensor: tf.Tensor, *, key: str) -> tf
 
 
 def sums_of_halves(collective: Collective, tensors: Sequence[tf.Tensor], *, key: str) -> list[tf.Tensor]:
-    """Sum tensors of 16 bits, which travel as they are, in float32, and round once.
+    """Sum 16-bit tensors in float32 and round once; the tensors travel with 16 bits.
 
     Each member sums its part and sends it to all: as many bytes as a ring moves.
     """
@@ -36,14 +36,14 @@ def sums_of_halves(collective: Collective, tensors: Sequence[tf.Tensor], *, key:
 
 
 class SideEffect:
-    """Makes functions run operations whose results are unused, such as sends, which TensorFlow would drop."""
+    """A side effect that makes functions run operations with unused results, such as sends; else they are dropped."""
 
     def __init__(self, name: str, device: str) -> None:
         self._name = name
         self._device = device
 
     def after(self, tensor: tf.Tensor) -> tf.Operation:
-        """Return an operation behind the tensor that a function runs in any case; None eagerly."""
+        """Return an operation after the tensor that a function runs in any case; None eagerly."""
         if tf.executing_eagerly():
             return None
         # Written is what only the tensor tells: TensorFlow may know its size without it, and makes nothing of an

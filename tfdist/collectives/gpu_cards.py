@@ -1,8 +1,8 @@
 """The cards of a group's GPUs, and whether the group reduces by NCCL, which takes each card once.
 
-TensorFlow's collectives choose NCCL between GPUs only where an operation asks for it, and otherwise a ring through host
-memory. Members that disagree, or two members with one card, end in an error, so all members decide alike, from the
-cards of all.
+TensorFlow's collectives choose NCCL between GPUs only if an operation asks for it, and otherwise a ring through host
+memory. Members that disagree, or two members with one card, cause an error, so all members decide in the same way, from
+the cards of all.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class Communication(NamedTuple):
 
 
 def communication(cards: Sequence[str]) -> Communication:
-    """Return how members with these cards reduce; a card is equal for members that share it, and "" for a CPU.
+    """Return the way in which members with these cards reduce; members that share a card have equal ones, a CPU has "".
 
     Example:
         >>> [communication(cards).hint for cards in (["", ""], ["a", "b"], ["a", "a"], ["a", ""])]
@@ -55,7 +55,7 @@ def of_devices(devices: Sequence[str]) -> list[str]:
 
 
 def split_over(logical: Sequence[int]) -> list[int]:
-    """Return for each logical device the number of its card, given how many devices each card is split into.
+    """Return the number of each logical device's card, given the number of devices into which each card is split.
 
     Example:
         >>> split_over([1, 2, 1])
@@ -65,7 +65,7 @@ def split_over(logical: Sequence[int]) -> list[int]:
 
 
 def _cards() -> list[str]:
-    """The card of each logical GPU of this process."""
+    """Return the card of each logical GPU of this process."""
     visible = tf.config.get_visible_devices("GPU")
     machine = _BOOT.read_text().strip() if _BOOT.exists() else ""
     numbers = [int(card.name.rpartition(":")[2]) for card in visible]  # as CUDA counts in this process
@@ -75,9 +75,9 @@ def _cards() -> list[str]:
 
 
 def bus_id(number: int, driver: str = _DRIVER) -> str | None:
-    """Return where a card is plugged in, as NCCL tells cards apart; None without CUDA's driver.
+    """Return the bus id of a card, by which NCCL distinguishes cards; None without CUDA's driver.
 
-    The parts of a card that is split by MIG are at one place.
+    The parts of a card that is split by MIG have the same bus id.
     """
     try:
         cuda = ctypes.CDLL(driver)

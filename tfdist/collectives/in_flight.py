@@ -1,8 +1,8 @@
-"""Record collectives in flight, for backends that cannot report what they wait for.
+"""The record of collectives in flight, for backends that cannot report what they wait for.
 
 Two compiled operations next to each collective note that its inputs, and then its result, are there. They take and
 return nothing, so nothing of the step waits for them. TensorFlow's variables would order conditions of replicas, and
-block them. There are none where the process cannot be asked for stacks.
+block them. The operations are left out if the process cannot be asked for stacks.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _NAMED = 2  # of those that a process is in
 
 
 class UnderWay:
-    """The collectives that this process is in."""
+    """The collectives that are in flight in this process."""
 
     def __init__(self, library: StampOps) -> None:
         self._library = library
@@ -48,7 +48,7 @@ class UnderWay:
         return results
 
     def text(self) -> str:
-        """Describe the collectives that this process is in, from any thread; "" if in none."""
+        """Describe the collectives in flight in this process, from any thread; "" if there are none."""
         with self._lock:
             now = self._library.under_way(len(self._names))
             found = [name for name, is_in in zip(self._names, now, strict=True) if is_in] + list(self._eager.values())

@@ -1,4 +1,4 @@
-"""Measure the link between the members of a collective: the one measurement behind every prediction."""
+"""The measurement of the link between the members of a collective, the only one behind all predictions."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ _MOST_PER_SECOND = 240
 
 
 def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0.25) -> Link:
-    """Return the link between at least two members, as the first one measures it; all of them call it."""
+    """Return the link between at least two members, as measured by the first one; all members call this."""
     few, many = (_all_reduce_seconds(collective, size, seconds) for size in (_FEW_BYTES, many_bytes))
     as_of_two, steps = Link.of_all_reduces((_FEW_BYTES, few), (many_bytes, many)), collective.size - 1
     rate = as_of_two.bytes_per_second * 2 * steps / collective.size

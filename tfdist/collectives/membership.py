@@ -1,6 +1,6 @@
 """Liveness of a job's workers: each writes to the store once a second, and silence means it is lost.
 
-The first worker that finds the cause of a failure writes it too, so all name the same cause.
+The first worker that finds the cause of a failure writes it too, so all workers name the same cause.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _BEATS, _LAST_WORDS, _CAUSE = "beats", "last-words", "cause"
 
 
 class Membership:
-    """This worker's entry in the list of those that are there."""
+    """The entry of this worker in the list of live workers."""
 
     def __init__(
         self, store: Store, *, index: int, count: int, addresses: Sequence[str], on_broken: Callable[[], None]
@@ -42,7 +42,7 @@ class Membership:
             self._store.put(_LAST_WORDS, str(self._index), b"has ended")
 
     def broken_by(self, cause: str) -> str:
-        """Publish what broke the job, unless another worker has; return the first cause."""
+        """Publish the cause that broke the job, unless another worker has; return the first cause."""
         with contextlib.suppress(OSError):
             known = self._store.get(_CAUSE, "first")
             cause = known.decode() if known else cause

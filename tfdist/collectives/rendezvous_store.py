@@ -1,8 +1,8 @@
 """A small key-value store over HTTP, held by one worker for the workers of a job.
 
-It speaks what Horovod's gloo needs (PUT, GET and DELETE of ``/scope/key``), and also has the age of each key, by which
-a lost worker shows. Values are bytes, never pickles. The server listens on one address, loopback unless the job spans
-hosts; as with TensorFlow's servers, any program that reaches it can read and write.
+It implements the requests of Horovod's gloo (PUT, GET and DELETE of ``/scope/key``), and also keeps the age of each
+key, which reveals a lost worker. Values are bytes, never pickles. The server listens on one address, loopback unless
+the job spans hosts; as with TensorFlow's servers, any program that reaches it can read and write.
 """
 
 import http.client
@@ -23,7 +23,7 @@ _AGES = "ages"
 
 
 class StoreServer:
-    """Serves the store from a thread of this process until it is closed or the process ends.
+    """The server of the store, in a thread of this process, until it is closed or the process ends.
 
     Example:
         >>> server = StoreServer("127.0.0.1", 0)
@@ -50,7 +50,7 @@ class StoreServer:
 
 
 class Store:
-    """A worker's client of the store."""
+    """The client of a worker for the store."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -79,7 +79,7 @@ class Store:
             pause = min(2 * pause, _POLL_SECONDS)
 
     def ages(self, scope: str) -> dict[str, float]:
-        """Return the seconds since each key of the scope was written last."""
+        """Return the seconds since each key of the scope was last written."""
         answer = self._request("GET", _path(_AGES, scope))
         return {str(key): float(age) for key, age in json.loads(answer or b"{}").items()}
 
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def variables(cluster: Cluster, store_address: str) -> dict[str, str]:
-    """Return the variables by which Horovod's gloo finds the store and knows its ranks, as `horovodrun` sets them."""
+    """Return the variables that give Horovod's gloo the store and its ranks, as `horovodrun` sets them."""
     addresses = cluster.require_addresses()
     hosts = [split_address("address", address)[0] for address in addresses]
     distinct = list(dict.fromkeys(hosts))

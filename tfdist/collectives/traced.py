@@ -1,8 +1,8 @@
-"""A collective as a strategy's step uses it: keys, labels that are equal on every worker, buckets, and rows of tables.
+"""The collective of a strategy's step: keys, labels that are equal on every worker, buckets, and rows of tables.
 
 The key of a reduction in a function follows from all that the function has reduced before. So operations of workers
-that run different functions never meet. Eagerly all have one key, and the backend reports workers that reduce different
-things at once.
+that run different functions never match. Eagerly all have one key, and the backend reports workers that reduce
+different things at once.
 """
 
 import functools
@@ -37,7 +37,7 @@ _of_graph: "weakref.WeakKeyDictionary[Any, dict[int, Signature]]" = weakref.Weak
 class Signature:
     """The collectives of one traced function so far, and a digest of them, which names the next one.
 
-    Workers that have traced the same up to here have equal names; those whose functions differ never meet.
+    Workers that have traced the same up to here have equal names; those whose functions differ never match.
     """
 
     def __init__(self) -> None:
@@ -45,19 +45,19 @@ class Signature:
         self._hash = hashlib.blake2b(digest_size=8)
 
     def add(self, entry: str) -> str:
-        """Append a collective and return the digest up to and with it, 16 hexadecimal digits."""
+        """Append a collective; return the digest of all entries including it, 16 hexadecimal digits."""
         self.entries.append(entry)
         self._hash.update(entry.encode() + b"\n")
         return self._hash.hexdigest()
 
     @property
     def digest(self) -> int:
-        """64 bits that are equal for equal entries, as a signed integer."""
+        """A digest of 64 bits that are equal for equal entries, as a signed integer."""
         return int.from_bytes(self._hash.digest(), "little", signed=True)
 
 
 def first_difference(mine: list[str], theirs: list[str]) -> tuple[int, str, str]:
-    """Return where two lists of entries differ first, and what each has there ("nothing more" after its end)."""
+    """Return the first index at which two lists differ, and both entries there ("nothing more" after an end)."""
     length = max(len(mine), len(theirs))
     pad = "nothing more"
     pairs = list(zip(mine + [pad] * (length - len(mine)), theirs + [pad] * (length - len(theirs)), strict=True))
@@ -76,7 +76,7 @@ def current_signature(replica: int = 0) -> Signature | None:
 
 
 def next_key(entries: Sequence[str], replica: int = 0) -> str:
-    """Return the key of the operation that reduces these next, and note them in the function's signature."""
+    """Return the key of the operation that reduces these entries, and add them to the function's signature."""
     traced = current_signature(replica)
     return EAGER if traced is None else [traced.add(entry) for entry in entries][-1]
 
@@ -90,7 +90,7 @@ def described(kind: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape | 
 def relative_paths(paths: Sequence[str]) -> list[str]:
     """Return the paths of a model's variables, with Keras' counters starting at the lowest in the model.
 
-    Keras numbers unnamed objects per process, which differs between workers of which one has built another model
+    Keras numbers unnamed objects per process. The numbers differ between workers if one of them has built another model
     before.
 
     Example:
@@ -114,7 +114,7 @@ def _counted(part: str) -> tuple[str, int]:
 
 
 def in_buckets(tensors: Mapping[int, tf.Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Return buckets of indices, of one dtype each, in the order of the mapping; a bucket is one message.
+    """Return buckets of indices, each of one dtype, in the order of the mapping; a bucket is one message.
 
     Example:
         >>> in_buckets({3: tf.zeros([4]), 2: tf.zeros([2]), 1: tf.zeros([1], tf.int32), 0: tf.zeros([2])}, 16)
@@ -135,7 +135,7 @@ def in_buckets(tensors: Mapping[int, tf.Tensor], bucket_bytes: int) -> list[list
 
 
 class TracedCollective:
-    """Operations of a collective under keys that follow from the function that is being traced."""
+    """The operations of a collective under keys that follow from the function that is being traced."""
 
     def __init__(
         self, collective: Collective, *, bucket_bytes: int, replica: int = 0, names_shapes: bool = True
@@ -171,12 +171,12 @@ class TracedCollective:
         return results
 
     def carried(self, value: Any, *, keep_duplicate_indices: bool) -> Any:
-        """Return a value as `all_reduce` carries it: of rows a small table as a whole, unless the rows matter."""
+        """Return a value as `all_reduce` carries it: a small table's rows as the whole table, unless rows matter."""
         is_rows = isinstance(value, tf.IndexedSlices) and (keep_duplicate_indices or not _is_small_table(value))
         return value if is_rows else tf.convert_to_tensor(value)
 
     def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
-        """Return the rows of all members in their order; the numbers of rows may differ, all else may not."""
+        """Return the rows of all members in the members' order; only the numbers of rows may differ."""
         return self._moved("all_gather", tensor, label, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def reduce_scatter(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
@@ -192,7 +192,7 @@ class TracedCollective:
         return self._moved("broadcast", tensor, label, root=root)
 
     def in_common_dtype(self, tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
-        """Return the tensor in a dtype that TensorFlow's collectives sum as well as this one, and the way back."""
+        """Return the tensor in a dtype that all backends sum, and a function that converts the result back."""
         return wire_dtypes.for_op(tensor, _REDUCED_BY_ALL)
 
     def _moved(

@@ -1,4 +1,4 @@
-"""Tensors in dtypes that an engine can carry, and back."""
+"""Conversions of tensors to dtypes that a backend can carry, and back."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -13,10 +13,10 @@ _WORD, _WORD_BYTES = tf.float32, 4
 
 
 def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") -> tuple[tf.Tensor, Restore]:
-    """Return the tensor as a dtype that the backend reduces, and the way back from the result.
+    """Return the tensor in a dtype that the backend reduces, and a function that converts the result back.
 
-    bfloat16 is summed in float32 and rounded once. Integers wrap as their own dtype. A sum of bools is True where any
-    is. Minima and maxima of floats are those of integers in the same order, because backends differ for NaN and signed
+    bfloat16 is summed in float32 and rounded once. Integers wrap as their own dtype. A sum of bools is True if any is.
+    Minima and maxima of floats are those of integers in the same order, because backends differ for NaN and signed
     zeros: any NaN makes the result NaN, with the same bits everywhere, and -0 is less than 0.
     """
     dtype = tensor.dtype
@@ -45,7 +45,7 @@ def _in_order(tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, Restore]:
     last = tf.constant(integer.min if op == "min" else integer.max, integer)
 
     def turned(bits: tf.Tensor) -> tf.Tensor:
-        """Of two negative numbers the one with greater bits is less; to turn them twice changes nothing."""
+        """Reverse the order of negative numbers, whose bits are greater for lesser ones; twice changes nothing."""
         return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.constant(integer.max, integer)), bits)
 
     def restored(found: tf.Tensor) -> tf.Tensor:
@@ -56,7 +56,7 @@ def _in_order(tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, Restore]:
 
 
 def require_op(dtype: tf.DType, op: str) -> None:
-    """Raise unless values of a dtype are reduced in this way."""
+    """Raise unless values of a dtype can be reduced by this op."""
     ordered = not dtype.is_complex and dtype != tf.uint64
     if not _is_number(dtype) or not (op == "sum" or ordered):
         raise UnsupportedError(
@@ -66,7 +66,7 @@ def require_op(dtype: tf.DType, op: str) -> None:
 
 
 def for_copy(tensor: tf.Tensor) -> tuple[tf.Tensor, Restore]:
-    """Return the tensor's bits as integers whose sum with zeros is exact, and the way back."""
+    """Return the tensor's bits as integers whose sum with zeros is exact, and a function that converts them back."""
     dtype = tensor.dtype
     require_copy(dtype)
     if dtype == tf.bool:
@@ -78,9 +78,9 @@ def for_copy(tensor: tf.Tensor) -> tuple[tf.Tensor, Restore]:
 
 
 def in_words(table: tf.Tensor) -> tuple[tf.Tensor, Restore]:
-    """Return each row's bits as words of 32, and the way back, for backends that carry few dtypes.
+    """Return each row's bits as 32-bit words, and a function back, for backends that carry few dtypes.
 
-    The words are called float32, because TensorFlow keeps int32 of a GPU in the host's memory.
+    The words have the dtype float32, because TensorFlow keeps int32 of a GPU in the host's memory.
     """
     dtype = table.dtype
     require_copy(dtype)

@@ -1,4 +1,4 @@
-"""The codec that pays, chosen for each gradient from measurements of the network and of the codecs."""
+"""The automatic choice of a codec for each gradient, from measurements of the network and of the codecs."""
 
 import functools
 import math
@@ -29,11 +29,11 @@ _HOPS = 2
 
 @dataclass(frozen=True)
 class Cost:
-    """The time that a member computes to encode and to decode.
+    """The time that a member takes to encode and to decode.
 
     Attributes:
-        seconds: for each tensor that is compressed by itself.
-        seconds_per_element: for each number.
+        seconds: the seconds for each tensor that is compressed by itself.
+        seconds_per_element: the seconds for each number.
     """
 
     seconds: float = 0.0
@@ -56,8 +56,8 @@ class Prediction:
     """The predicted cost of a step's reduction.
 
     Attributes:
-        seconds: of encoding, transfer and decoding.
-        wire_bytes: what a member sends.
+        seconds: the seconds of encoding, transfer and decoding.
+        wire_bytes: the bytes that a member sends.
     """
 
     seconds: float
@@ -66,14 +66,14 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measurements of a job.
+    """The measurements from which codecs are chosen in a job.
 
     Attributes:
         options: the codecs; the first one is no compression.
-        costs: of each.
-        link: between members.
+        costs: the cost of each codec.
+        link: the link between members.
         members: number of members.
-        bucket_bytes: bytes that travel together.
+        bucket_bytes: the number of bytes that travel together.
     """
 
     options: Sequence[Codec]
@@ -84,12 +84,12 @@ class Measured:
 
     @property
     def latency_seconds(self) -> float:
-        """Seconds of an all_reduce of almost nothing."""
+        """The seconds of an all_reduce of almost nothing."""
         return 2 * (self.members - 1) * self.link.latency_seconds
 
 
 def is_like(link: Link, other: Link) -> bool:
-    """True if a choice for one link holds for the other.
+    """Return whether a choice for one link holds for the other.
 
     Example:
         >>> links = [Link(latency_seconds=1e-3, bytes_per_second=rate) for rate in (1e8, 1.1e8, 1e7)]
@@ -110,14 +110,14 @@ def is_due(seconds_since: float, seconds_taken: float) -> bool:
 
 
 def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mapping[int, int]) -> Prediction:
-    """Return the cost of the gradients of a step.
+    """Return the predicted cost of reducing the gradients of a step.
 
     For the n numbers, S bytes, of the gradients that have a codec:
 
         t = k u + c n + h m a + w b
 
     with the computing time k for each of u tensors and c for each number; h rounds of m messages of latency a; and w
-    bytes at b seconds each. u is the number of gradients for a codec that takes each by itself, else that of buckets.
+    bytes at b seconds each. If a codec takes each gradient by itself, u is the number of gradients, else of buckets.
     The first bucket of gradients without a codec is counted too, since they travel in any case.
 
     Example:
@@ -147,8 +147,9 @@ def chosen(given: Measured, specs: Mapping[int, tf.TensorSpec]) -> dict[int, int
     """Return the index of the option for each gradient.
 
     The candidates, in this order: no compression, each codec for the gradients that it makes cheaper, and the cheapest
-    codec for each gradient. The first whose step is as short as the best one, within the error of predictions, is
-    chosen. So the preferred options come first, and a codec that saves less than that error is not used.
+    codec for each gradient. The first candidate whose step is as short as the best one, within the error of
+    predictions, is chosen. So the preferred options come first, and a codec that saves less than that error is not
+    used.
 
     Example:
         >>> from tfdist.compression import QSGD, Whole
@@ -176,7 +177,7 @@ def chosen(given: Measured, specs: Mapping[int, tf.TensorSpec]) -> dict[int, int
 
 
 def described(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mapping[int, int]) -> str:
-    """Describe a choice: codecs, bytes and times; arguments as for `predicted`."""
+    """Describe a choice as text: codecs, bytes and times; the arguments are those of `predicted`."""
     used = sorted(set(choice.values()))
     counts = [f"{given.options[index].shown} for {list(choice.values()).count(index)}" for index in used]
     now, whole = predicted(given, specs, choice), predicted(given, specs, dict.fromkeys(specs, 0))
@@ -201,31 +202,31 @@ WITHIN: dict[str, tuple[Accuracy, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Codec):
-    """For each gradient the codec with the shortest predicted step; none where none pays.
+    """An automatic choice: for each gradient the codec with the shortest predicted step; none if none pays.
 
-    Predictions are good for about a fifth. Of codecs whose steps are predicted to differ by less, the first of the
-    candidates is taken, and no compression before all of them.
+    Predictions are accurate to about a fifth. If the predicted steps of codecs differ by less, the first of the
+    candidates is taken; no compression precedes all of them.
 
     Before the first step, workers measure the latency and the bandwidth between them and the speed of each codec, and
-    all use the measurements of the first worker. At the beginnings of later epochs they measure the network again, for
-    at most a hundredth of the time, and choose again if the network has changed. Between replicas of one process
-    nothing is compressed.
+    all use the measurements of the first worker. At the beginning of a later epoch they may measure the network again,
+    which takes at most a hundredth of the time, and choose again if the network has changed. Between replicas of one
+    process nothing is compressed.
 
     Args:
-        within: what may happen to a mean gradient: "lossless", nothing; "unbiased", rounding to 16 bits or noise whose
+        within: the error that a mean gradient may get: "lossless", none; "unbiased", rounding to 16 bits or noise whose
             mean is zero; "any", also an error that is remembered and sent later.
-        candidates: codecs, the preferred ones first; by default float16, natural, 8 bits of QSGD, and PowerSGD of
+        candidates: the codecs, the preferred ones first; by default float16, natural, 8 bits of QSGD, and PowerSGD of
             rank 4.
 
     Raises:
-        ConfigError: ``within`` is none of these; a candidate has a momentum, which cannot come and go.
+        ConfigError: ``within`` is none of these; or a candidate has a momentum, which cannot come and go.
 
     Example:
         >>> [codec.name for codec in Auto(within="unbiased").options]
         ['none', 'float16', 'natural', 'qsgd']
 
-    Source: the formula of the time that a codec saves is that of S. Agarwal, H. Wang, S. Venkataraman and
-    D. Papailiopoulos, "On the Utility of Gradient Compression in Distributed Training Systems", 2022.
+    Source: S. Agarwal, H. Wang, S. Venkataraman and D. Papailiopoulos, "On the Utility of Gradient Compression in
+    Distributed Training Systems", 2022 (the formula of the time that a codec saves).
     """
 
     name: ClassVar[str] = "auto"
@@ -257,7 +258,7 @@ class Auto(Codec):
         return [Whole(), *map(with_memory, fine)]
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return the bytes of the smallest option."""
+        """Return the bytes that a member sends with the smallest option."""
         return min(codec.wire_bytes(spec, members) for codec in self.options)
 
 

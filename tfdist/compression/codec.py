@@ -1,4 +1,4 @@
-"""The `Codec` base class: how a gradient is encoded, what travels, and what it decodes to."""
+"""The `Codec` base class: how a gradient is encoded, exchanged and decoded."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -21,17 +21,18 @@ Exchange = Generator[Request, Any, Exchanged]
 class Codec:
     """A way to compress gradients; the base of all codecs.
 
-    A codec is a frozen value: its memory is tensors that it is given and returns. There are two kinds:
+    A codec is a frozen value: its memory consists of tensors that are passed in and returned. There are two kinds:
 
     - `RowCodec`, whose `encode` and `decode` turn numbers into words and back. Members send the words of each part of a
       gradient to the member that adds up this part, and receive the words of the sum. Each number is compressed twice,
       whatever the number of members.
-    - one with an `exchange` of its own, such as `PowerSGD`, whose encoded tensors can be added up.
+    - a codec with an `exchange` of its own, such as `PowerSGD`, whose encoded tensors can be added up.
 
     Args:
-        start_after: updates before which gradients travel whole; the first ones are large, and matter most.
-        min_saving: how many times fewer bytes a gradient must take to be compressed. Others travel whole, as do all
-            with fewer than two axes: biases, and the scales and offsets of normalization.
+        start_after: the number of updates before which gradients travel whole; the first gradients are large, and
+            matter most.
+        min_saving: the factor by which the bytes of a gradient must shrink, or else it travels whole. Gradients with
+            fewer than two axes always travel whole: biases, and the scales and offsets of normalization.
     """
 
     #: its name in tables and in saved models
@@ -52,12 +53,12 @@ class Codec:
 
     @property
     def shown(self) -> str:
-        """Its name in messages."""
+        """The codec's name in messages."""
         return self.name
 
     @property
     def needs_learning_rate(self) -> bool:
-        """Whether it must know how the learning rate changes."""
+        """Whether the codec must know how the learning rate changes."""
         return False
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class Codec:
         """Return the memory for a tensor before the first step.
 
         Args:
-            spec: of the tensor: a known shape, and the dtype float32 or float64.
+            spec: the spec of the tensor: a known shape, and the dtype float32 or float64.
         """
         return ()
 
@@ -82,8 +83,8 @@ class Codec:
         """Return the bytes that a member sends for a tensor, without headers.
 
         Args:
-            spec: of the tensor.
-            members: number of members.
+            spec: the spec of the tensor.
+            members: the number of members.
         """
         raise NotImplementedError
 
@@ -100,7 +101,7 @@ class Codec:
     def whole(
         self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Return what is summed without compression in place of a tensor, and the memory afterwards.
+        """Return the tensor to sum without compression in place of the given one, and the memory afterwards.
 
         A codec with a memory adds what it has held back, and empties the memory.
 
@@ -120,37 +121,37 @@ class RowCodec(Codec):
         kernels()
 
     def row_words(self, count: int) -> int:
-        """Return how many words `encode` makes of a row.
+        """Return the number of words that `encode` makes of a row.
 
         Args:
-            count: numbers in the row, a multiple of `row_multiple`.
+            count: the count of numbers in the row, a multiple of `row_multiple`.
         """
         raise NotImplementedError
 
     @property
     def row_multiple(self) -> int:
-        """Rows are padded with zeros to a multiple of this many numbers."""
+        """The number to whose multiple rows are padded with zeros."""
         return 1
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return the words of each row.
+        """Return the rows encoded as words.
 
         Args:
-            rows: float32, shape (rows, count).
-            seed: for `tf.random.stateless_*`, int32, shape (2,).
+            rows: the numbers to encode, float32, shape (rows, count).
+            seed: a seed for `tf.random.stateless_*`, int32, shape (2,).
         Returns:
-            int32, shape (rows, `row_words(count)`).
+            The words, int32, shape (rows, `row_words(count)`).
         """
         raise NotImplementedError
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the numbers that words stand for.
+        """Return the numbers that were encoded as words.
 
         Args:
-            words: int32, shape (rows, `row_words(count)`).
-            count: numbers in a row.
+            words: the words to decode, int32, shape (rows, `row_words(count)`).
+            count: the count of numbers in a row.
         Returns:
-            float32, shape (rows, count).
+            The numbers, float32, shape (rows, count).
         """
         raise NotImplementedError
 
@@ -170,7 +171,7 @@ class Hops(NamedTuple):
 
     Attributes:
         total: the sum of the members' tensors, decoded.
-        sent: this member's part of it: over the members these add up to ``total``.
+        sent: this member's part of ``total``: the parts of all members add up to it.
         own: this member's words in the first hop, decoded.
     """
 
@@ -180,7 +181,7 @@ class Hops(NamedTuple):
 
 
 def two_hops(codec: RowCodec, tensor: tf.Tensor, context: Context) -> Generator[Request, Any, Hops]:
-    """Exchange a tensor as words.
+    """Exchange a tensor as words, in two hops.
 
     Each member adds up one part of the tensor, in the order of the members, and compresses the sum again. The error of
     that second compression belongs to this member, so the members' parts add up to the sum.
@@ -214,7 +215,7 @@ def two_hops(codec: RowCodec, tensor: tf.Tensor, context: Context) -> Generator[
 
 
 def row_length(elements: int, rows: int, multiple: int) -> int:
-    """Return the numbers in each of some rows, given all elements, padded to a multiple.
+    """Return the count of numbers in each row, if all elements are cut into rows padded to a multiple.
 
     Example:
         >>> row_length(1000, 2, 512)
@@ -246,7 +247,7 @@ def require_codec(name: str, value: Any) -> "Codec":
 
 
 def take_over(codec: Codec) -> None:
-    """Give a codec around another the general options of the inner one, where it has none of its own."""
+    """Copy the general options of the inner codec to a codec around it, unless that has options of its own."""
     inner = require_codec("codec", codec.codec)  # type: ignore[attr-defined]
     for name in ("start_after", "min_saving"):
         if getattr(codec, name) is None:

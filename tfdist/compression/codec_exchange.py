@@ -1,4 +1,4 @@
-"""Carry out exchanges: those of one member, side by side, or those of all members in one process."""
+"""Drivers of exchanges: one member's exchanges side by side, or those of all members in one process."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -63,7 +63,7 @@ def together(members: Sequence[Exchange]) -> list[Exchanged]:
 
 
 def by_itself(exchange: Exchange, members: int) -> Exchanged:
-    """Carry out one member's exchange as if all others sent the same: only what it computes."""
+    """Carry out one member's exchange as if all others sent the same: only its own computation."""
     answer: Any = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec has left out is added to the next gradient."""
+"""Error feedback: the part of a gradient that a codec leaves out is added to the next gradient."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,7 @@ ERRORS = "the gradients that compression has held back"
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFeedback(Codec):
-    """Remembers what another codec leaves out of each gradient, and adds it to the next one.
+    """A codec that remembers what another codec leaves out of each gradient, and adds it to the next one.
 
         u = g + e,    sent = C(u),    e := u - sent
 
@@ -23,10 +23,11 @@ class ErrorFeedback(Codec):
     memory of its own. When the number of members changes, all memories go into one update that is not compressed.
 
     Args:
-        codec: C, which should have no memory of gradients itself.
-        start_after: see `Codec`; the codec's by default, as is ``min_saving``.
-        follows_learning_rate: multiply e by the last learning rate over the present one, so that what was left out
-            counts with the rate of its own step. Default: where the codec's authors remember updates, not gradients.
+        codec: C, the other codec, which should have no memory of gradients itself.
+        start_after: see `Codec`; by default the value of ``codec``, as for ``min_saving``.
+        follows_learning_rate: whether e is multiplied by the last learning rate over the present one, so that what was
+            left out counts with the rate of its own step. Default: True if the codec's authors remember updates, not
+            gradients.
 
     Example:
         >>> from tfdist.compression import TopK
@@ -61,25 +62,25 @@ class ErrorFeedback(Codec):
 
     @property
     def by_tensor(self) -> bool:  # type: ignore[override]
-        """That of the inner codec."""
+        """Whether the inner codec takes each tensor by itself."""
         return self.codec.by_tensor
 
     @property
     def shown(self) -> str:
-        """That of the inner codec."""
+        """The name of the inner codec in messages."""
         return self.codec.shown
 
     @property
     def needs_learning_rate(self) -> bool:
-        """Whether the memory follows it."""
+        """Whether the memory follows the learning rate."""
         return bool(self.follows_learning_rate)
 
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
-        """Return an empty memory, and that of the inner codec."""
+        """Return an empty memory, and the memory of the inner codec."""
         return (State(ERRORS, tf.zeros(spec.shape, spec.dtype), rule="sum"), *self.codec.init(spec))
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return those of the inner codec."""
+        """Return the bytes that the inner codec sends."""
         return self.codec.wire_bytes(spec, members)
 
     def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:

@@ -1,9 +1,9 @@
 """The inner loops of codecs in C++, where available; otherwise codecs use TensorFlow's operations.
 
 Both give the same words and numbers, bit for bit, in a `tf.function`: `tfdist/native/codecs` draws the numbers of
-`tf.random.stateless_uniform`, and all sums have one order. Two things are left open: which of several NaNs survives;
-and numbers below 2**-126, which the kernels flush to zero, as TensorFlow's threads do, but not the thread of an
-operation that is called eagerly.
+`tf.random.stateless_uniform`, and all sums have one order. Two things are left open: which of several NaNs survives,
+and numbers below 2**-126. The kernels flush these to zero, as TensorFlow's threads do. The thread of an operation that
+is called eagerly does not.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ _runs_elsewhere: ContextVar[bool] = ContextVar("_runs_elsewhere", default=False)
 
 
 def kernels() -> Any | None:
-    """Return the module of the ops, compiled by the first process that asks; None if TensorFlow's are to be used.
+    """Return the module of the ops, compiled by the first process that asks; None if TensorFlow's ops are to be used.
 
-    That is on a machine with GPUs, where the gradients are; with TFDIST_NATIVE=0; in `for_other_processes`; and where
-    nothing can be compiled, which causes one warning.
+    TensorFlow's are used on a machine with GPUs, where the gradients are; with TFDIST_NATIVE=0; in
+    `for_other_processes`; and if nothing can be compiled, which causes one warning.
 
     Example:
         >>> words = kernels().tfdist_to_signs(rows)  # doctest: +SKIP
@@ -54,7 +54,7 @@ def for_other_processes() -> Iterator[None]:
 
 
 def key_and_counter(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return where the random numbers of a seed begin, for kernels."""
+    """Return the key and the counter at which the random numbers of a seed begin, for kernels."""
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     return key, counter
 

@@ -1,7 +1,7 @@
 """Requests of a codec to the members of a group, and their answers.
 
-A codec's `exchange` is a generator that yields requests and is sent the answers. So it says what travels in which
-order, and its driver decides how: many tensors at once in buckets, or all members in one process for a test.
+A codec's `exchange` is a generator that yields requests and is sent the answers. So the codec says what travels in
+which order, and its driver decides how: many tensors at once in buckets, or all members in one process for a test.
 """
 
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ Rule = Literal["keep", "reset", "sum"]
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Add up over the members; answered by a `Total`.
+    """A request to add up a tensor over the members; the answer is a `Total`.
 
     Attributes:
-        tensor: floating, of one shape on all members.
+        tensor: a floating-point tensor, of the same shape on all members.
     """
 
     tensor: tf.Tensor
@@ -38,10 +38,10 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class AllToAll:
-    """Send row i to member i; answered by the rows for this member, row i from member i.
+    """A request to send row i to member i; the answer has the rows for this member, row i from member i.
 
     Attributes:
-        rows: shape (members, ...).
+        rows: a tensor of shape (members, ...).
     """
 
     rows: tf.Tensor
@@ -49,10 +49,10 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Send all rows to all members; answered by the rows of all of them, in their order.
+    """A request to send all rows to all members; the answer has the rows of all members, in the members' order.
 
     Attributes:
-        rows: shape (rows, ...); members may have different numbers of rows.
+        rows: a tensor of shape (rows, ...); members may have different numbers of rows.
     """
 
     rows: tf.Tensor
@@ -65,11 +65,11 @@ class Context(NamedTuple):
     """The circumstances in which a tensor is exchanged: the members, the step and the seeds.
 
     Attributes:
-        size: number of members.
-        rank: this member's number, from 0; a number, or a scalar tensor.
-        step: updates before this one, an int32 scalar.
-        own_seed: for `tf.random.stateless_*`, int32, shape (2,); differs between steps, tensors and members.
-        shared_seed: the same, but equal on all members.
+        size: the number of members.
+        rank: this member's number, from 0; an integer, or a scalar tensor.
+        step: the number of updates before this one, an int32 scalar.
+        own_seed: a seed for `tf.random.stateless_*`, int32, shape (2,); differs between steps, tensors and members.
+        shared_seed: a seed of the same kind, equal on all members.
         slower: the last update's learning rate divided by this one's, a scalar; None if it is not known.
     """
 
@@ -86,8 +86,8 @@ class Exchanged(NamedTuple):
 
     Attributes:
         total: the sum of the members' tensors, decoded; equal bit for bit on all members.
-        sent: this member's part of it: over the members these add up to ``total``.
-        state: the codec's memory now.
+        sent: this member's part of ``total``: the parts of all members add up to it.
+        state: the codec's memory after the exchange.
     """
 
     total: tf.Tensor
@@ -100,9 +100,9 @@ class State:
     """A tensor that a codec remembers for each tensor that it compresses.
 
     Attributes:
-        name: in the plural, for messages.
-        initial: its first value, the same on all members.
-        rule: for another number of members.
+        name: the name in messages, in the plural.
+        initial: the first value, the same on all members.
+        rule: the rule by which the tensor is divided anew when the number of members changes.
     """
 
     name: str

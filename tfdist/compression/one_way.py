@@ -1,4 +1,4 @@
-"""Encode a tensor in one place and decode it in another, as between a worker and its parameter servers."""
+"""One-way compression: a tensor is encoded in one place and decoded in another, as by workers and parameter servers."""
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from tfdist.compression.kernels import for_other_processes
 
 
 def goes_one_way(codec: Codec) -> bool:
-    """True if a codec needs neither a memory nor an answer: its words are enough.
+    """Return whether a codec needs neither a memory nor an answer: its words are enough.
 
     Example:
         >>> from tfdist.compression import QSGD, PowerSGD
@@ -24,7 +24,7 @@ def goes_one_way(codec: Codec) -> bool:
 def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
     """Return the encoded tensor.
 
-    Random numbers follow from the tensor itself: one that is computed again is encoded alike.
+    Random numbers follow from the tensor itself, so a tensor that is computed again is encoded to the same words.
     """
     if isinstance(codec, Rounded):
         return tf.cast(tensor, codec.wire_dtype)
@@ -42,7 +42,7 @@ def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def wire_shape(codec: RowCodec, elements: int) -> tuple[int, int]:
-    """Return the shape of what `sent` makes of so many numbers, int32.
+    """Return the shape of the int32 tensor that `sent` returns for this number of elements.
 
     Example:
         >>> from tfdist.compression import TopK

@@ -1,4 +1,4 @@
-"""Small integers and floats as the 32-bit words that travel; every backend carries int32."""
+"""Packing of small integers and floats into the 32-bit words that travel; every backend carries int32."""
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ def packed(values: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def unpacked(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Return the integers of words, int32, shape (rows, words * 32 / bits).
+    """Return the integers packed in words, int32, shape (rows, words * 32 / bits).
 
     Example:
         >>> unpacked(tf.constant([[197121]]), 8).numpy().tolist()
@@ -31,7 +31,7 @@ def unpacked(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def is_negative(numbers: tf.Tensor) -> tf.Tensor:
-    """Return the signs of float32 numbers, of -0.0 and NaNs too.
+    """Return whether each float32 number has its sign bit set, also for -0.0 and NaNs.
 
     Example:
         >>> is_negative(tf.constant([-1.0, -0.0, 0.0])).numpy().tolist()

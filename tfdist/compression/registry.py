@@ -59,14 +59,14 @@ def codec_of(compression: str | Codec) -> Codec:
 
 
 def register(kind: Kind) -> Kind:
-    """Make a codec of your own known by its ``name``: to `compression=`, to saved models and to the benchmark.
+    """Register a codec of your own by its ``name``, for `compression=`, saved models and the benchmark.
 
     Args:
         kind: a frozen dataclass derived from `Codec` or `RowCodec`.
     Returns:
         The class.
     Raises:
-        ConfigError: it has no name, or another class has the same.
+        ConfigError: the class has no name, or another class has the same one.
 
     Example:
         >>> from dataclasses import dataclass
@@ -87,7 +87,7 @@ def register(kind: Kind) -> Kind:
 
 
 def to_config(codec: Codec) -> dict[str, Any]:
-    """Return the JSON from which `from_config` makes the codec again.
+    """Return the JSON from which `from_config` can make the codec again.
 
     Example:
         >>> to_config(QSGD(bits=4))

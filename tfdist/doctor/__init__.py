@@ -1,6 +1,6 @@
-"""Diagnose this machine: what it has, what works, what is missing, and the fix; loads no TensorFlow itself.
+"""Diagnosis of this machine: what it has, what works, what is missing, and the fix; loads no TensorFlow itself.
 
-Each file looks at one subject: a function observes, a pure function judges what was observed.
+Each file covers one subject: a function observes, and a pure function judges what was observed.
 
 Example:
     >>> findings = examine([Check("always", lambda: [])])

@@ -40,7 +40,7 @@ _HIDDEN = "(not shown)"
 
 
 def redactor(home: str, user: str, host: str) -> Callable[[str], str]:
-    """Return a function that replaces what a text should not tell: secrets, and the names of the user and the machine.
+    """Return a function that replaces the private parts of a text: secrets, and the names of the user and the machine.
 
     Example:
         >>> redactor("/home/ada", "ada", "host1")("s3://key:word@a/b in /home/ada/x on host1, api_key=12")
@@ -79,7 +79,7 @@ def write(
     logs: Iterable[Path],
     redacted: Callable[[str], str],
 ) -> list[str]:
-    """Write the archive; return the names of its files. A file that exists already is an error."""
+    """Write the archive and return the names of its files; raise if the archive exists already."""
     contents = {
         "doctor.json": json.dumps(as_report(list(findings)), indent=2) + "\n",
         "packages.txt": "".join(f"{name}=={version}\n" for name, version in sorted(packages.items())),

@@ -1,4 +1,4 @@
-"""Run a program with a deadline that holds, so that whatever hangs in a driver or a resolver hangs elsewhere."""
+"""Programs in child processes with a deadline that holds even if a driver or a resolver hangs."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ _AFTER_KILL_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a program; `code` is None when it could not be started or ran into the deadline."""
+    """The result of a program; `code` is None if it could not be started or ran into the deadline."""
 
     code: int | None
     output: str = ""
@@ -19,7 +19,7 @@ class Outcome:
 
 
 def run(command: Sequence[str], *, timeout_seconds: float, environ: Mapping[str, str] | None = None) -> Outcome:
-    """Run a program; at the deadline kill it and what it started."""
+    """Run a program; at the deadline kill it and all processes that it started."""
     try:
         process = subprocess.Popen(
             command,

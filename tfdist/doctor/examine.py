@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from tfdist.doctor import cgroup, framework, gpu_check, machine_check, native_check, network_check, software_check
 from tfdist.doctor.finding import Finding, warning
@@ -56,6 +56,7 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
     environ = os.environ if environ is None else environ
     asked = cache(lambda: framework.observe(environ, timeout_seconds=timeout_seconds))
     packages = cache(software_check.installed_packages)
+    driver = partial(gpu_check.observe_driver, timeout_seconds)
     needs = cache(software_check.declared_needs)
     limits = cache(cgroup.observe)
     return (
@@ -73,7 +74,7 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
             "horovod",
             lambda: software_check.judge_horovod(asked(), find_installed(), tensorflow=version_of_tensorflow()),
         ),
-        Check("gpus", lambda: gpu_check.judge_gpus(asked(), gpu_check.observe_driver(timeout_seconds), environ)),
+        Check("gpus", lambda: gpu_check.judge_gpus(asked(), driver(), environ, packages())),
         Check("nccl", lambda: gpu_check.judge_nccl(asked(), packages())),
         Check("precision", lambda: gpu_check.judge_precision(asked(), gpu_check.observe_processor())),
         Check("compiler", lambda: software_check.judge_toolchain(software_check.observe_toolchain(environ))),

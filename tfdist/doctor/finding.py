@@ -14,7 +14,7 @@ SCHEMA = "tfdist.doctor/1"
 class Level(IntEnum):
     """The severity of a finding; a report has the level of its worst finding.
 
-    ``OK``: as it should be. ``NOTE``: worth knowing, nothing to do for most. ``WARNING``: works, but slowly, partly or
+    ``OK``: as it should be. ``NOTE``: worth knowing, usually nothing to do. ``WARNING``: works, but slowly, partly or
     not always. ``PROBLEM``: training fails or hangs until it is cured.
 
     Example:
@@ -30,14 +30,14 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """One observation of the doctor, judged.
 
     Attributes:
         check: the name of the check, stable between versions.
-        level: how much it matters.
-        seen: what was observed.
-        why: why it matters; empty at level ok.
-        cure: the command that cures it; empty where there is nothing to do.
+        level: the severity.
+        seen: the observation.
+        why: the reason why it matters; empty at level ok.
+        cure: the command that fixes it; empty if there is nothing to do.
     """
 
     check: str
@@ -55,12 +55,12 @@ ok, note, warning, problem = (partial(_of, level) for level in Level)
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The highest level among the findings; ok when there are none."""
+    """Return the highest level among the findings; ok if there are none."""
     return max((finding.level for finding in findings), default=Level.OK)
 
 
 def as_report(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The findings as the JSON document of ``tfdist doctor --json``; docs/doctor.md describes its fields.
+    """Return the findings as the JSON document of ``tfdist doctor --json``; docs/doctor.md describes its fields.
 
     Example:
         >>> as_report([])["schema"]

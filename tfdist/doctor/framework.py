@@ -1,4 +1,4 @@
-"""Query TensorFlow in a child process, so that the doctor neither waits for a driver nor opens a GPU."""
+"""Queries to TensorFlow in a child process, so that the doctor neither waits for a driver nor opens a GPU."""
 
 import json
 import sys

@@ -10,6 +10,7 @@ from tfdist.doctor.finding import Finding, note, ok, problem, warning
 from tfdist.doctor.framework import Framework
 
 _QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
+_CUDA_WHEELS = ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime")
 _NCCL_WHEELS = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
@@ -33,7 +34,9 @@ def observe_driver(timeout_seconds: float) -> Driver:
     return Driver(present=True, gpus=tuple(line.strip() for line in outcome.output.splitlines() if line.strip()))
 
 
-def judge_gpus(framework: Framework, driver: Driver, environ: Mapping[str, str]) -> list[Finding]:
+def judge_gpus(
+    framework: Framework, driver: Driver, environ: Mapping[str, str], packages: Mapping[str, str] | None = None
+) -> list[Finding]:
     if framework.gpus:
         seen = f"TensorFlow can use {len(framework.gpus)}" + (f": {'; '.join(driver.gpus)}" if driver.gpus else "")
         if len(driver.gpus) > len(framework.gpus):
@@ -43,6 +46,10 @@ def judge_gpus(framework: Framework, driver: Driver, environ: Mapping[str, str])
     if driver.error:
         why = "the driver is installed but does not answer, so no GPU can be used"
         return [warning("gpus", f"nvidia-smi fails: {driver.error}", why, "nvidia-smi")]
+    if not driver.gpus and not driver.present and (wheels := _cuda_wheels(packages or {})):
+        seen = f"none; CUDA is installed ({wheels}), and there is no driver (no nvidia-smi)"
+        why = "the driver comes from the host; in a container its toolkit brings it"
+        return [note("gpus", seen, why, "docker run --gpus all ..., or install NVIDIA's driver on the host")]
     if not driver.gpus:
         return [ok("gpus", "none; TensorFlow computes on the CPU")]
     seen = f"nvidia-smi lists {len(driver.gpus)} ({driver.gpus[0]}), TensorFlow can use none"
@@ -58,6 +65,10 @@ def judge_gpus(framework: Framework, driver: Driver, environ: Mapping[str, str])
         return [problem("gpus", seen, why, cure)]
     why = f"the libraries of CUDA {framework.build.get('cuda_version')} are missing or the driver is too old for them"
     return [problem("gpus", seen, why, "python -m pip install 'tfdist[cuda]'")]
+
+
+def _cuda_wheels(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {packages[name]}" for name in _CUDA_WHEELS if name in packages)
 
 
 def judge_nccl(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The clock, memory, processors, shared memory and open files, and how much of them this process may use."""
+"""The clock, memory, processors, shared memory and open files, and how much of each this process may use."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ _TOLERATED_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """The wall clock, and when this package was installed, in seconds since 1970."""
+    """The wall clock, and the time when this package was installed, in seconds since 1970."""
 
     now: float
     installed: float
@@ -58,7 +58,7 @@ _FEW_FILES, _TOO_FEW_FILES = 1024, 256
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of the machine, and of the control group where that has a limit."""
+    """The bytes of memory of the machine, and of the control group if that has a limit."""
 
     total_bytes: int
     available_bytes: int
@@ -74,7 +74,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """Cores of the machine, cores this process may run on, and its quota of processor time; 1.0 is one core."""
+    """The cores of the machine, the cores this process may run on, and its quota of processor time; 1.0 is one core."""
 
     cores: int
     usable: int
@@ -92,7 +92,7 @@ def observe_memory(limits: cgroup.Limits) -> Memory:
 
 
 def judge_memory(memory: Memory) -> list[Finding]:
-    """Count the small workers that fit."""
+    """Judge the memory by the number of small workers that fit."""
     seen = f"{memory.free_bytes / GIB:.1f} GiB free of {memory.total_bytes / GIB:.1f} GiB"
     if memory.limit_bytes is not None and memory.limit_bytes < memory.total_bytes:
         seen += f", limited to {memory.limit_bytes / GIB:.1f} GiB by the control group"
@@ -136,7 +136,7 @@ def judge_shared_memory(total_bytes: int | None) -> list[Finding]:
 
 
 def observe_open_files() -> tuple[int, int]:
-    """The soft and the hard limit; -1 is no limit."""
+    """Return the soft and the hard limit of open files; -1 is no limit."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 

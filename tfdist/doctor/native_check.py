@@ -22,7 +22,7 @@ _WHY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """The compiled operations: those that are kept, those that are missing, and why none can be compiled."""
+    """The state of the compiled operations: present ones, missing ones, and why none can be compiled."""
 
     is_wanted: bool = True
     kept: tuple[Path, ...] = ()
@@ -62,7 +62,7 @@ def judge_native(native: Native) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Collectives:
-    """The native collectives: what the environment asks for, the compiled library, and why it cannot be had."""
+    """The state of the native collectives: the requested backend, the compiled library, and why it is missing."""
 
     asked: str = ""
     kept: Path | None = None
@@ -77,7 +77,7 @@ def observe_collectives(environ: Mapping[str, str] = os.environ) -> Collectives:
 
 
 def judge_collectives(seen: Collectives, gpus: Sequence[str]) -> Finding:
-    """The backend that workers take, given the GPUs that TensorFlow can use."""
+    """Judge the backend that workers take, given the GPUs that TensorFlow can use."""
     name = "collectives"
     if seen.asked and seen.asked not in COLLECTIVES:
         why = f"it must be one of {', '.join(COLLECTIVES)}, so a multi-worker strategy is refused"

@@ -28,7 +28,7 @@ print(json.dumps(sorted({entry[4][0] for entry in found})))
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports of the loopback interface, and the addresses by which others reach this machine."""
+    """The ports of the loopback interface, and the addresses by which others reach this machine."""
 
     free: tuple[int, ...] = ()
     error: str = ""
@@ -39,7 +39,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True)
 class Hostname:
-    """The name of this host with its addresses, or why it has none."""
+    """The name of this host with its addresses, or the reason why it has none."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ def judge_ports(seen: Ports) -> list[Finding]:
 
 
 def _open(seen: Ports) -> list[Finding]:
-    """TensorFlow's servers listen on all interfaces; no option binds them to one address."""
+    """Judge open ports: TensorFlow's servers listen on all interfaces, and no option binds them to one address."""
     if not seen.addresses:
         return []
     more = f" and {len(seen.addresses) - _SHOWN} more" if len(seen.addresses) > _SHOWN else ""
@@ -94,7 +94,7 @@ def _open(seen: Ports) -> list[Finding]:
 
 
 def observe_hostname(*, timeout_seconds: float) -> Hostname:
-    """Resolve the name in a child process: a resolver may wait for minutes."""
+    """Resolve the name in a child process, because a resolver may wait for minutes."""
     name = socket.gethostname()
     outcome = child.run([sys.executable, "-I", "-c", _RESOLVE, name], timeout_seconds=timeout_seconds)
     if outcome.code == 0:
@@ -161,7 +161,7 @@ def judge_cluster(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def worker_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of the cluster that the environment describes; loopback when it describes none."""
+    """Return the hosts of the cluster that the environment describes; loopback if it describes none."""
     try:
         addresses = cluster.from_environment(environ).addresses
     except ConfigError:

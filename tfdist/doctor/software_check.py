@@ -44,7 +44,7 @@ class Needs:
 
 
 def declared_needs() -> dict[str, Needs]:
-    """The requirements of tfdist, TensorFlow and Keras, as far as they are installed."""
+    """Return the requirements of tfdist, TensorFlow and Keras, as far as they are installed."""
     found: dict[str, Needs] = {}
     for owner in _OWNERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -140,7 +140,7 @@ def judge_pair(framework: Framework, packages: Mapping[str, str]) -> list[Findin
 
 
 def judge_keras_backend(environ: Mapping[str, str], config: str = "") -> list[Finding]:
-    """The backend that Keras chooses: KERAS_BACKEND, else the text of its configuration file."""
+    """Judge the backend that Keras chooses: KERAS_BACKEND, else the text of its configuration file."""
     if "KERAS_BACKEND" in environ:
         backend, source, cure = environ["KERAS_BACKEND"], "KERAS_BACKEND", "export KERAS_BACKEND=tensorflow"
     else:
@@ -184,7 +184,7 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """First line of each tool's ``--version``; empty when the tool is missing."""
+    """The first line of each tool's ``--version``; empty if the tool is missing."""
 
     compiler: str = ""
     make: str = ""
@@ -204,7 +204,7 @@ def _version(tool: str) -> str:
 
 
 def judge_toolchain(tools: Toolchain) -> list[Finding]:
-    """Only builds from source need these tools."""
+    """Judge the tools, which only builds from source need."""
     needs = "only `tfdist build horovod` needs it; training does not"
     findings = []
     for name, version, package in (("compiler", tools.compiler, "g++"), ("make", tools.make, "make")):

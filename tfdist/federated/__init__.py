@@ -1,7 +1,7 @@
 """Federated training of Keras models: rounds over clients that keep their data.
 
-An `App` says what server and clients have in common; `simulate` runs it in one process. An `Aggregator` makes one
-update of many: it starts an `Aggregation` for each round, which takes the updates in order.
+An `App` describes what server and clients have in common; `simulate` runs it in one process. An `Aggregator` combines
+many updates into one: it starts an `Aggregation` for each round, which takes the updates in order.
 
 Example:
     >>> import numpy as np

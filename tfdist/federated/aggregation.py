@@ -1,4 +1,4 @@
-"""From the updates of a round to one: the protocol of aggregators, and the weighted mean."""
+"""The aggregation of a round's updates into one: the protocol of aggregators, and the weighted mean."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from tfdist.federated.client_update import Arrays, Update, require_alike
 
 
 class Aggregation(Protocol):
-    """The updates of one round, on their way to one."""
+    """The running aggregation of the updates of one round."""
 
     def add(self, update: Update, weight: float) -> None:
         """Take the next update, in the order in which the clients were selected.
 
         Args:
-            update: of a client.
-            weight: what it counts, above 0; weights need not add up to 1.
+            update: the update of a client.
+            weight: the weight of the update, above 0; weights need not add up to 1.
         """
 
     def result(self) -> Arrays:
@@ -27,10 +27,10 @@ class Aggregation(Protocol):
 
 
 class Aggregator(Protocol):
-    """A rule that makes one update of many: a value, the same for all rounds."""
+    """A rule that combines many updates into one: a value, the same for all rounds."""
 
     def start(self) -> Aggregation:
-        """Begin a round."""
+        """Begin the aggregation of a round."""
 
 
 class WholeRule(ABC):
@@ -53,23 +53,23 @@ class WholeRule(ABC):
         """Return the aggregate of a round.
 
         Args:
-            updates: of the clients, in the order of their selection; at least one, all with the same names and shapes.
-            weights: one for each update, above 0.
+            updates: the clients' updates, in the order of selection; at least one, all with the same names and shapes.
+            weights: the weight of each update, above 0.
         Returns:
             An array for each name of the updates, of the same shape.
         """
 
     def clipped(self, updates: Sequence[Update]) -> int | None:
-        """Return how many of these updates the rule scales down to a norm; None where it has no norm.
+        """Return how many of these updates the rule scales down to a norm; None if it has no norm.
 
         Args:
-            updates: as for `aggregate`.
+            updates: the updates, as for `aggregate`.
         """
         del updates
         return None
 
     def start(self) -> Aggregation:
-        """Begin a round."""
+        """Begin the aggregation of a round."""
         return _Collected(self)
 
 
@@ -113,7 +113,7 @@ class Mean:
     """
 
     def start(self) -> Aggregation:
-        """Begin a round."""
+        """Begin the aggregation of a round."""
         return _Sum()
 
 

@@ -26,23 +26,26 @@ class App:
     """An application of server and clients: one file that all of them run.
 
     Args:
-        make_model: returns the model, with weights and compiled; created in a strategy's scope, it trains under it.
+        make_model: a function that returns the compiled model with its initial weights; if it creates the model in a
+            strategy's scope, the model trains under that strategy.
         client_data: a function of a client's name, a mapping of names, a sequence, or a folder with a directory of
             `tfdist.data` for each client. A client's data are arrays (x, y) or (x, y, sample_weight), a
             `tf.data.Dataset` of batches, or the path of a directory of `tfdist.data`.
         algorithm: the federated algorithm, such as `FedAvg(epochs=1, batch_size=32)`.
-        clients: their names, or their number: then the names are "0", "1" and so on. Default: as in client_data.
-        test_data: the data on which the server evaluates; of the same kinds as a client's data.
+        clients: the names of the clients, or their number: then the names are "0", "1" and so on. Default: as in
+            client_data.
+        test_data: the data on which the server evaluates, of the same kinds as a client's data.
         participation: the selection of the clients of a round, and the time for which the round waits for them.
-        aggregator: combines many updates into one; the weighted mean by default.
-        personal_layers: names of layers that each client keeps for itself.
-        secure: settings of secure aggregation, for a run over real processes; None without it.
-        compression: of a client's update, such as "qsgd" or `tfdist.compression.TopK()`; None without it.
-        privacy: a budget for what the model may tell of any one client; None without it.
+        aggregator: the rule that combines many updates into one; by default the weighted mean.
+        personal_layers: the names of the layers that each client keeps for itself.
+        secure: the settings of secure aggregation, for a run over real processes; None: no secure aggregation.
+        compression: the codec of a client's update, such as "qsgd" or `tfdist.compression.TopK()`; None: no
+            compression.
+        privacy: a budget that bounds what the model reveals about any one client; None: no such bound.
 
     Raises:
-        ConfigTypeError: make_model is no function, or algorithm is none.
-        ConfigError: personal layers, compression or privacy do not go with the rest.
+        ConfigTypeError: make_model is not a function, or algorithm is not an algorithm.
+        ConfigError: personal layers, compression or privacy do not fit the other settings.
 
     Example:
         >>> import numpy as np
@@ -107,7 +110,7 @@ class App:
         """Return the names of all clients.
 
         Returns:
-            As `clients` or `client_data` have them.
+            The names in `clients`, or else in `client_data`.
         Raises:
             ConfigError: client_data is a function and clients is not given.
         """
@@ -119,9 +122,9 @@ class App:
         """Return the data of one client, for its training.
 
         Args:
-            client: its name.
+            client: the name of the client.
         Returns:
-            Arrays or a dataset, with their number of examples.
+            The arrays or the dataset, with the number of examples.
         Raises:
             ConfigError: there is no such client, or its data cannot be used.
         """
@@ -130,7 +133,7 @@ class App:
         return data_of(self.client_data, client)
 
     def trainer(self) -> "LocalTrainer":
-        """Make the model and what trains it for one client after another.
+        """Make the model, and a trainer that trains it for one client after another.
 
         Returns:
             A trainer; it needs a second for its first training, and little for all later ones.
@@ -148,15 +151,15 @@ class App:
         """Return the rules of a run.
 
         Args:
-            rounds: of the run.
-            clients: how many there are.
-            seed: decides which clients take part in which round.
+            rounds: the number of rounds of the run.
+            clients: the number of clients.
+            seed: the seed that decides which clients take part in which round.
             secure: whether secure aggregation adds up their updates.
         Returns:
-            The rules of `tfdist.federated.rounds.RoundMachine`. A round begins once all clients are there, or as many
-            as it asks at the deadline.
+            The rules for `tfdist.federated.rounds.RoundMachine`. A round begins once all clients are connected, or at
+            the deadline with as many as it asks.
         Raises:
-            ConfigError: they contradict each other, such as a minimum above the clients of a round.
+            ConfigError: the rules contradict each other, such as a minimum above the clients of a round.
         """
         taken = self.participation
         target = max(1, round(taken.fraction * clients))
@@ -187,7 +190,7 @@ class App:
 
 
 def training_seed(seed: int, round_index: int, client: str) -> int:
-    """The seed of one client's training in one round; of every attempt at it alike.
+    """Return the seed of one client's training in one round, the same for every attempt at the round.
 
     Example:
         >>> training_seed(0, 3, "berlin") == training_seed(0, 3, "berlin") != training_seed(0, 4, "berlin")

@@ -12,9 +12,9 @@ NAME = "app"
 
 
 def load_app(file: Path) -> App:
-    """Run the file, and return its `app`; what is below `if __name__ == "__main__":` is not run.
+    """Run the file and return its `app`; code below `if __name__ == "__main__":` does not run.
 
-    As for a script, modules beside the file can be imported, also later by its functions.
+    As for a script, modules beside the file can be imported, also later by the app's functions.
     """
     if not file.is_file():
         raise MissingFileError(f"{file} is not there; it must be a Python file with a variable {NAME!r}.", path=file)

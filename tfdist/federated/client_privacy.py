@@ -1,4 +1,4 @@
-"""Privacy of whole clients: what a trained model may tell of any one client, with all of its examples."""
+"""Privacy of whole clients: a bound on what a trained model reveals about any one client, with all of its examples."""
 
 import hashlib
 import json
@@ -29,20 +29,21 @@ _HINT = "Run fewer rounds, or say before the first run how many there will be: C
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPrivacy:
-    """A budget of (epsilon, delta) for each client: the model tells little more with a client than without it.
+    """A budget of (epsilon, delta) for each client: the model reveals little more with a client than without it.
 
     The server clips each update to the norm ``clip``, adds Gaussian noise to the sum, and divides by the expected
-    number of clients. Each client takes part in a round by a probability of its own, the participation's ``fraction``.
-    Under secure aggregation clients clip and add the noise themselves, and taking part hides nothing.
+    number of clients. Each client takes part in a round with a probability, the participation's ``fraction``,
+    independently of the others. Under secure aggregation clients clip and add the noise themselves, and taking part
+    hides nothing.
 
     Args:
-        epsilon: the budget.
+        epsilon: the epsilon of the budget.
         delta: the probability with which the budget may fail, less than 1 / clients.
-        clip: the largest norm of a client's change of all weights.
+        clip: the largest norm of a client's change, over all weights.
         noise_multiplier: the standard deviation of the noise of the sum, in units of ``clip``. Default: the smallest
             with which the planned rounds spend the budget.
-        rounds: that are planned, over all runs. Default: those of the first run.
-        seed: of noise and samples, for tests: whoever knows it can take the noise out again. Default: secret bits.
+        rounds: the number of planned rounds, over all runs. Default: the rounds of the first run.
+        seed: the seed of noise and samples, for tests: anyone who knows it can remove the noise. Default: secret bits.
 
     Raises:
         ConfigError: a number is out of bounds.
@@ -72,7 +73,7 @@ class ClientPrivacy:
 
 
 def noise_of(privacy: ClientPrivacy, rate: float, rounds: int | None) -> float:
-    """The noise multiplier, where so many rounds are planned unless the settings say how many."""
+    """Return the noise multiplier for this number of planned rounds, unless the settings give it or another number."""
     if privacy.noise_multiplier is not None:
         return float(privacy.noise_multiplier)
     planned = privacy.rounds or rounds
@@ -87,13 +88,13 @@ def noise_of(privacy: ClientPrivacy, rate: float, rounds: int | None) -> float:
 
 
 def require_spendable(privacy: ClientPrivacy, rounds: int) -> None:
-    """Raise `PrivacyBudgetError` if so many rounds, in which clients add the noise, spend more than the budget."""
+    """Raise `PrivacyBudgetError` if this number of rounds, with noise by the clients, spends more than the budget."""
     budget = Budget(float(privacy.epsilon), float(privacy.delta))
     budget.require(NoisySteps(noise_of(privacy, 1.0, None), 1.0, rounds), what="rounds", hint=_HINT)
 
 
 def require_bounded(algorithm: Algorithm, aggregator: Aggregator) -> None:
-    """Refuse what would let a client move the sum by more than the norm it is clipped to."""
+    """Refuse settings that let a client move the sum by more than the norm to which it is clipped."""
     if algorithm.has_controls:
         raise ConfigError(
             f"{type(algorithm).__name__} keeps exact control variates at clients and server; noise is in the weights "
@@ -118,7 +119,7 @@ def require_bounded(algorithm: Algorithm, aggregator: Aggregator) -> None:
 
 
 def require_no_statistics(model: Any) -> None:
-    """Refuse a model that learns from batches what no noise is added to."""
+    """Refuse a model that learns statistics from batches, to which no noise is added."""
     import keras
 
     from tfdist.compat.keras import keras_trainer
@@ -187,9 +188,9 @@ class PrivateRounds:
         return secrets.token_bytes(32) if seed is None else hashlib.sha256(f"{what} of seed {seed}".encode()).digest()
 
     def begin_round(self, number: int) -> None:
-        """Have a key for the noise of this round, as before a kill, and none for the rounds before: it could be stolen.
+        """Set the key for the noise of this round, the same as before a kill; delete older keys, lest they are stolen.
 
-        A round without its key cannot be repeated with the noise that it had.
+        A round without its key cannot be repeated with the same noise.
         """
         if self._secrets.round > number:
             raise ConfigError(
@@ -207,18 +208,18 @@ class PrivateRounds:
 
     @property
     def salt(self) -> str:
-        """Of the samples of clients; as secret as the noise."""
+        """The salt of the samples of clients, as secret as the noise."""
         return hashlib.sha256(b"sample" + self._secrets.samples).hexdigest()
 
     def require(self, rounds: int) -> None:
-        """Raise `PrivacyBudgetError` if so many more rounds would spend more than there is."""
+        """Raise `PrivacyBudgetError` if this number of further rounds would spend more than is left."""
         self.budget.require(NoisySteps(self.noise_multiplier, self._rate, rounds), what="rounds", hint=_HINT)
 
     def mean(self, sums: Arrays, turn: tuple[int, int]) -> dict[str, NDArray[np.float64]]:
-        """The noisy mean of a round whose clipped updates have these sums.
+        """Return the noisy mean of a round whose clipped updates have these sums.
 
-        The noise depends on the sums as well: a round that is repeated after a kill has the same noise for the same
-        updates, and for others none whose difference would be that of the updates.
+        The noise depends on the sums as well. A round that is repeated after a kill has the same noise for the same
+        updates. Other updates get another noise, so that a difference of results never is a difference of updates.
         """
         digest = hashlib.sha256(b"noise" + self._secrets.noise + repr(turn).encode())
         for name in sorted(sums):
@@ -232,12 +233,12 @@ class PrivateRounds:
         return found
 
     def count(self) -> float:
-        """Count a round; return what is spent."""
+        """Count a round; return the epsilon that is spent."""
         self.budget = self.budget.after(NoisySteps(self.noise_multiplier, self._rate, 1))
         return self.budget.spent_epsilon
 
     def end(self) -> None:
-        """Forget the secrets: nothing more needs them, and they would take the noise out."""
+        """Forget the secrets: they are not needed any more, and with them the noise could be removed."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
@@ -250,7 +251,7 @@ class PrivateRounds:
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """Bring a secret to the disk before anything depends on it."""
+    """Write a secret to the disk before anything depends on it."""
     make_directory(path.parent)
     part = path.with_suffix(".part")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -262,9 +263,9 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 class ClippedSum:
-    """The sum of updates, each clipped to a norm; of no updates it is zero.
+    """The sum of updates, each clipped to a norm; the sum of no updates is zero.
 
-    Only weights that are trained count; of the others nothing passes.
+    Only trained weights count; all other arrays are zero in the sum.
     """
 
     def __init__(self, clip: float, like: Arrays) -> None:
@@ -286,7 +287,7 @@ class ClippedSum:
 
 
 def clipped(arrays: Arrays, clip: float) -> tuple[dict[str, NDArray[np.float64]], bool]:
-    """The trained weights of an update, and whether they had to be scaled down to the norm; the others are zero."""
+    """Return an update with its trained weights clipped to the norm and zeros elsewhere, and whether it was scaled."""
     wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
     trained = {name: one for name, one in wide.items() if name.startswith(WEIGHTS)}
     largest = max((float(np.abs(one).max(initial=0.0)) for one in trained.values()), default=0.0)

@@ -15,15 +15,16 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Update:
-    """The difference that a client's training made, and what it is worth.
+    """The difference that a client's training made, with its number of examples and its metrics.
 
-    Arrays may hold NaN or infinity: an aggregator decides what becomes of them.
+    Arrays may hold NaN or infinity: an aggregator decides how to treat them.
 
     Args:
-        arrays: names to float arrays: the client's weights minus the weights of the round, and what its algorithm adds.
+        arrays: the float arrays by name: the client's weights minus the weights of the round, and the algorithm's own
+            arrays.
             The names and shapes of all clients are those of the round.
-        examples: how many examples the client trained on, at least 1.
-        metrics: names to numbers that the client measured, such as its loss.
+        examples: the number of examples on which the client trained, at least 1.
+        metrics: the metrics that the client measured, by name, such as its loss.
 
     Raises:
         ConfigError: an array is not of floats, or examples is below 1.
@@ -50,12 +51,12 @@ class Update:
 
 
 def is_finite(update: Update) -> bool:
-    """Whether no number of an update is NaN or infinite."""
+    """Return whether an update has no NaN and no infinite number."""
     return all(bool(np.isfinite(array).all()) for array in update.arrays.values())
 
 
 def require_alike(update: Update, like: Arrays) -> None:
-    """Refuse an update whose names or shapes are not those of the round."""
+    """Refuse an update whose names or shapes differ from those of the round."""
     if update.arrays.keys() != like.keys():
         wrong = sorted(update.arrays.keys() ^ like.keys())
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The server's side of a run without its transport: the state machine of rounds, the weights, and what is on the disk.
+"""The server's side of a run without its transport: the state machine of rounds, the weights, and the files.
 
-A driver brings events, and updates with those that count, and does the actions that come back. With a folder, every
-event is written to a journal before it has an effect, so that a killed server goes on where it was.
+A driver passes events, with the updates that belong to them, and carries out the actions that come back. With a folder,
+every event is written to a journal before it has an effect, so that a killed server resumes where it was.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ _CLIPPED = "clipped_values"
 
 
 class FederatedSession:
-    """A run at its server.
+    """A run on its server.
 
-    ``weights`` are those of a run that begins; one that is resumed has its own. Where an update is under masks, and
-    ``masked_bytes`` long, it never comes here: the driver does the action `Aggregate` and calls `complete`, or tells
-    `AggregationFailed`. ``around`` may put another aggregation before that of a round.
+    ``weights`` are the weights of a new run; a resumed run has its own. An update under masks, of ``masked_bytes``
+    bytes, never comes here: the driver carries out the action `Aggregate` and calls `complete`, or reports
+    `AggregationFailed`. ``around`` may wrap the aggregation of a round in another one.
     """
 
     def __init__(
@@ -158,13 +158,14 @@ class FederatedSession:
 
     # --- for the driver -----------------------------------------------------------------------------------------------
     def start(self) -> list[Action]:
-        """The first actions, of a new run or of one that is resumed."""
+        """Return the first actions, of a new run or of a resumed one."""
         return self.handle(messages.Restarted()) if self._is_resumed else self.machine.start()
 
     def handle(self, event: Event, update: Update | None = None) -> list[Action]:
-        """Take an event, with the update that belongs to `Trained`; return what remains for the driver to do.
+        """Handle an event, with the update that belongs to `Trained`; return the actions that remain for the driver.
 
-        A mean of NaN is NaN, so a client whose update is not finite has failed, unless the rule is a robust one.
+        A mean with NaN is NaN, so a client whose update is not finite counts as failed, unless the rule is a robust
+        one.
         """
         is_mean = isinstance(self.app.aggregator, Mean)
         if isinstance(event, messages.Trained) and update is not None and is_mean and not is_finite(update):
@@ -192,11 +193,11 @@ class FederatedSession:
         return TrainTask(action.round, action.attempt, action.client, seed, arrays, self._counted.get(action.client))
 
     def counted(self, client: str) -> tuple[int, int] | None:
-        """Round and attempt of the client's last update that was used."""
+        """Return the round and attempt of the client's last update that was used."""
         return self._counted.get(client)
 
     def complete(self, action: messages.Aggregate, aggregate: Arrays, *, clipped_values: int) -> list[Action]:
-        """Take the aggregate that the driver has made for an action `Aggregate`."""
+        """Use the aggregate that the driver has made for an action `Aggregate`."""
         counts = {} if self._private is not None else {_CLIPPED: clipped_values}  # clients with noise do not count
         return self._taken(messages.Aggregated(action.round, action.attempt), None, aggregate, counts)
 
@@ -213,7 +214,7 @@ class FederatedSession:
         return self._done(self.machine.handle(event))
 
     def _done(self, actions: Sequence[Action]) -> list[Action]:
-        """Do what needs no driver; return the rest."""
+        """Carry out the actions that need no driver; return the others."""
         left = list[Action]()
         for action in actions:
             match action:
@@ -261,7 +262,7 @@ class FederatedSession:
         self._counted.update(dict.fromkeys(action.clients, (action.round, action.attempt)))
 
     def _add(self, client: str, update: Update) -> None:
-        """Keep an update until those selected before it are aggregated: the order of sums is that of selection."""
+        """Keep an update until those selected before it are aggregated, so that sums follow the order of selection."""
         self._waiting[client] = update
         while self._order and self._order[0] in self._waiting:
             self._flush(self._order[0])

@@ -1,6 +1,6 @@
 """The rounds of a run for TensorBoard, Prometheus and MLflow, through the exporters of jobs.
 
-Each exporter has a thread: a server that is slow or dead is one warning, and no round waits for it.
+Each exporter has a thread: a slow or dead server causes one warning, and no round waits for it.
 """
 
 import time
@@ -26,7 +26,7 @@ _OPTIONAL = ("bytes", "epsilon", "clipped_updates", "clipped_values")
 
 @dataclass(frozen=True)
 class RunAbout:
-    """A run as exporters name it: an id that it keeps when it is resumed, and its parameters."""
+    """The description of a run for exporters: an id that it keeps when it is resumed, and its parameters."""
 
     id: str
     parameters: Mapping[str, str]
@@ -34,7 +34,7 @@ class RunAbout:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The run is over; ``error`` says why it could not be finished."""
+    """The end of a run; ``error`` says why the run could not be finished."""
 
     error: str = ""
 
@@ -43,7 +43,7 @@ RoundNews = RoundRecord | RunEnd
 
 
 def targets_of(texts: Sequence[str], *, option: str) -> tuple[Target, ...]:
-    """The exporters that texts name; ConfigError for those that rounds do not have."""
+    """Return the exporters that texts name; raise ConfigError for those that rounds do not support."""
     targets = parse_all(texts, option=option)
     for target in targets:
         if target.name not in _EXPORTERS:
@@ -60,7 +60,7 @@ def targets_of(texts: Sequence[str], *, option: str) -> tuple[Target, ...]:
 def exported(
     targets: Sequence[Target], about: RunAbout, *, warn: Callable[[str], None]
 ) -> Iterator[Callable[[RoundRecord], None]]:
-    """A function that hands the record of a round on, for a block; the end of the block is that of the run."""
+    """Yield a function that passes on the record of a round; the end of the block is the end of the run."""
 
     def made(target: Target) -> Exporter[RoundNews]:
         exporter: Exporter[RoundNews] = _EXPORTERS[target.name](target.where, about)
@@ -104,7 +104,7 @@ def values_of(record: RoundRecord) -> dict[str, float]:
 
 
 class _TensorBoard:
-    """Writes into ``DIR/RUN``: a folder of curves for training, for evaluation, and for the rounds themselves."""
+    """An exporter to ``DIR/RUN``: a folder of curves for training, for evaluation, and for the rounds themselves."""
 
     def __init__(self, where: str, about: RunAbout) -> None:
         from tfdist.monitor.exporters.tensorboard_exporter import EventFile, scalar
@@ -130,7 +130,7 @@ class _TensorBoard:
 
 
 class _Prometheus:
-    """Serves the figures of the last round at ``/metrics``."""
+    """An exporter that serves the figures of the last round at ``/metrics``."""
 
     def __init__(self, where: str, about: RunAbout) -> None:
         from prometheus_client import CollectorRegistry
@@ -172,7 +172,7 @@ class _Prometheus:
 
 
 class _MLflow:
-    """Writes one run, which goes on when it is resumed."""
+    """An exporter that writes one run, which continues when it is resumed."""
 
     def __init__(self, where: str, about: RunAbout) -> None:
         from tfdist.monitor.exporters.mlflow_exporter import client_of, run_of
@@ -196,7 +196,7 @@ class _MLflow:
         self._client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
-        """Do nothing: the run has ended with the last news, or stays as it is."""
+        """Do nothing: the last event has ended the run, or the run stays as it is."""
 
 
 _EXPORTERS: dict[str, Any] = {"tensorboard": _TensorBoard, "prometheus": _Prometheus, "mlflow": _MLflow}

@@ -1,4 +1,4 @@
-"""The records of a run's rounds, each a line of JSON, and their curves as a picture."""
+"""The records of a run's rounds, one JSON line each, and a picture of their curves."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,22 @@ PICTURE = "rounds.png"
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One round of a run.
+    """The record of one round of a run.
 
     Attributes:
-        round: its number, from 0.
-        attempt: which attempt at it was the one that counted, from 0.
-        selected: how many clients were asked.
-        used: how many updates were aggregated.
-        examples: of the clients whose updates were used.
-        train: metrics of the clients' training, weighted by examples.
-        evaluation: metrics of the new weights; empty where they were not evaluated.
-        seconds: from the end of the round before.
-        bytes: of the updates that were used, under masks or not, without headers.
-        epsilon: what was spent of a budget of privacy until its end; None without one.
-        clipped_updates: how many of those that were used were scaled down to a norm; None where the server has no norm.
-        clipped_values: of all updates of a secure sum, as clients say; None without one, and where clients add noise.
+        round: the number of the round, from 0.
+        attempt: the number of the attempt that counted, from 0.
+        selected: the number of clients that were asked.
+        used: the number of updates that were aggregated.
+        examples: the number of examples of the clients whose updates were used.
+        train: the metrics of the clients' training, weighted by examples.
+        evaluation: the metrics of the new weights; empty if they were not evaluated.
+        seconds: the seconds since the end of the round before.
+        bytes: the bytes of the updates that were used, under masks or not, without headers.
+        epsilon: the epsilon spent until the end of the round; None without a budget of privacy.
+        clipped_updates: the number of used updates that were scaled down to a norm; None if the server has no norm.
+        clipped_values: the number of clipped values in all updates of a secure sum, as clients report; None without a
+            secure sum, and if clients add noise.
     """
 
     round: int
@@ -45,13 +46,13 @@ class RoundRecord:
     clipped_values: int | None = None
 
     def to_json(self) -> str:
-        """Return the record as a line of JSON, without its end."""
+        """Return the record as a line of JSON, without its newline."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(fields)
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:
-    """The records of a file; a last line that was cut is left out."""
+    """Return the records of a file; a last line that was cut off is left out."""
     lines = path.read_text(encoding="utf-8").split("\n")
     try:
         return [RoundRecord(**json.loads(line)) for line in lines[:-1]]
@@ -79,7 +80,7 @@ def draw(records: Sequence[RoundRecord], path: Path) -> None:
 
 
 def shown(record: RoundRecord) -> str:
-    """A record as a line for a terminal."""
+    """Return a record as a line for a terminal."""
     metrics: dict[str, Any] = {**record.train, **{f"test {name}": value for name, value in record.evaluation.items()}}
     told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
     spent = "" if record.epsilon is None else f"epsilon {record.epsilon:.4g}"

@@ -1,4 +1,4 @@
-"""Settings of secure aggregation: how values become integers, and how many clients may be lost or collude."""
+"""Settings of secure aggregation: the code of values as integers, and the clients that may be lost or collude."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,16 +22,18 @@ _UNCAPPED = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSums:
-    """The server learns the sum of a round's updates, and no single one.
+    """Settings of secure aggregation, by which the server learns the sum of a round's updates, and no single one.
 
     Args:
-        clip: the largest magnitude of a change; values beyond are clipped, and counted: `clipped_values` of a round.
-        value_bits: of a value. With a weight of w bits and n clients, value_bits + w + log2(n) fit into `bits`.
-        bits: of the words that are added: 32, or 64 for finer values and larger weights.
-        threshold: more than this part of a round's clients must stay to its end, at least half; else there is no sum.
-        colluding: the part of the clients that may give the server what they see, 0 to 0.5; None: all clients mask
-            against all others, which also withstands a server that chooses who is whose neighbour.
-        lost: the part of the clients that may be lost in a round.
+        clip: the largest magnitude of a change; larger values are clipped, and counted in `clipped_values` of a round.
+        value_bits: the bits of a value. With a weight of w bits and n clients, value_bits + w + log2(n) fit into
+            `bits`.
+        bits: the bits of the words that are added: 32, or 64 for finer values and larger weights.
+        threshold: the fraction of a round's clients, at least half; more than these must stay to its end, or else there
+            is no sum.
+        colluding: the fraction of the clients that may give the server what they see, 0 to 0.5; None: all clients mask
+            against all others, which also withstands a server that chooses the neighbours of clients.
+        lost: the fraction of the clients that may be lost in a round.
 
     Raises:
         ConfigError: a number is out of bounds.
@@ -68,7 +70,7 @@ def code_of(sums: SecureSums, *, largest_weight: int, clients: int) -> "FixedPoi
 
 
 def plan_of(sums: SecureSums, clients: Iterable[str], *, session: bytes, length: int) -> "MaskingPlan":
-    """The plan of one sum, which server and clients make for themselves; ConfigError for fewer than three clients."""
+    """Return the plan of one sum, which server and clients make independently; raise for fewer than three clients."""
     from tfdist.federated.secure.masking_plan import MaskingPlan
 
     names = tuple(clients)
@@ -84,7 +86,7 @@ def plan_of(sums: SecureSums, clients: Iterable[str], *, session: bytes, length:
 
 
 def largest_weight(algorithm: Algorithm, aggregator: Aggregator) -> int:
-    """The largest weight of a client, if a sum of integers can have these weights and this rule."""
+    """Return the largest weight of a client; raise if a sum of integers cannot have these weights and this rule."""
     if not isinstance(aggregator, Mean):
         raise ConfigError(
             f"aggregator is {type(aggregator).__name__}, which compares single updates; under secure aggregation the "
@@ -105,7 +107,7 @@ def largest_weight(algorithm: Algorithm, aggregator: Aggregator) -> int:
 
 @dataclass(frozen=True)
 class VectorLayout:
-    """Named arrays as one vector, by the order of their names."""
+    """The layout of named arrays in one vector, by the order of their names."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -115,21 +117,21 @@ class VectorLayout:
 
     @property
     def length(self) -> int:
-        """Of the vector."""
+        """The length of the vector."""
         return sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes.values())
 
     @property
     def words(self) -> int:
-        """Of the masked vector, which ends with how many values were clipped."""
+        """The length of the masked vector, which ends with the number of values that were clipped."""
         return self.length + 1
 
     def joined(self, arrays: Arrays) -> NDArray[Any]:
-        """The vector; float64 as soon as one array is."""
+        """Return the arrays as one vector; float64 as soon as one array is."""
         wide = np.float64 if any(arrays[name].dtype == np.float64 for name in self.shapes) else np.float32
         return np.concatenate([arrays[name].reshape(-1).astype(wide, copy=False) for name in self.shapes])
 
     def parts(self, vector: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The arrays of a vector."""
+        """Return the arrays of a vector."""
         found, start = {}, 0
         for name, shape in self.shapes.items():
             size = int(np.prod(shape, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""The files of a run: a checkpoint of each round, and a journal of the events since.
+"""The files of a run: a checkpoint of each round, and a journal of the events since then.
 
 checkpoints/        weights, the algorithm's state and the state machine, after the last rounds
 journal-N.jsonl     the events since N rounds were done, each written before it has an effect
@@ -27,7 +27,7 @@ _WEIGHT, _SLOT = "weight:", "slot:"
 
 
 def run_id(folder: Path) -> str:
-    """A name that no other run has; kept, so that a run that is resumed has its own again."""
+    """Return a name that no other run has; it is kept, so that a resumed run has the same name."""
     place = storage(folder)
     if RUN_FILE not in place.names():
         with place.create(RUN_FILE) as file:
@@ -48,7 +48,7 @@ class SessionFiles:
         return self._store.newest()
 
     def save(self, step: int, state: ServerState, plain: Mapping[str, Any]) -> None:
-        """Keep the state after so many rounds; the journal begins anew."""
+        """Save the state after this number of rounds; the journal begins anew."""
         arrays = {_WEIGHT + name: array for name, array in state.weights.items()}
         arrays |= {_SLOT + name: array for name, array in state.slots.items()}
         self._store.save(step, arrays, plain)
@@ -57,7 +57,7 @@ class SessionFiles:
             old.unlink()
 
     def state_of(self, found: Checkpoint) -> ServerState:
-        """The weights and slots of a checkpoint; the journal goes on behind it."""
+        """Return the weights and slots of a checkpoint; the journal continues after it."""
         self._step = found.step
         parts = {
             prefix: {
@@ -71,8 +71,8 @@ class SessionFiles:
     def write(self, event: Event, arrays: Arrays | None, metrics: Mapping[str, float]) -> None:
         """Write an event, after the arrays that belong to it.
 
-        What has arrays is brought to the disk, and all before it: it cannot be had again from a client that has ended.
-        Others may be lost with the power: the state before them asks for the same again.
+        An event with arrays is flushed to the disk, and all before it: its client may have ended and cannot send it
+        again. Others may be lost in a power failure: the state before them asks for the same again.
         """
         if not self._journals:
             return
@@ -86,13 +86,13 @@ class SessionFiles:
             self._place.append(self._journal.name, line.encode())
 
     def sync(self) -> None:
-        """Bring all events to the disk, also those that a loss of power could undo."""
+        """Flush all events to the disk, also those that a power failure could undo."""
         if self._journal.exists():
             with self._journal.open("rb") as file:
                 os.fsync(file.fileno())
 
     def replayed(self) -> Iterator[tuple[Event, Arrays | None, dict[str, float]]]:
-        """The events of the journal; a last line that was cut had no effect, and is taken away."""
+        """Yield the events of the journal; a last line that was cut off had no effect, and is removed."""
         if not self._journal.exists():
             return
         whole = self._journal.read_bytes().split(b"\n")[:-1]
@@ -120,7 +120,7 @@ class SessionFiles:
         self._place.append(ROUNDS, record.to_json().encode())
 
     def rounds(self, step: int) -> list[RoundRecord]:
-        """The records of the first rounds; what was written of later ones is taken away."""
+        """Return the records of the first rounds; those of later ones are removed."""
         path = self._folder / ROUNDS
         records = read_rounds(path)[:step] if path.exists() else []
         with self._place.create(ROUNDS) as file:

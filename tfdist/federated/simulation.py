@@ -54,20 +54,21 @@ def simulate(
 ) -> Simulation:
     """Run an application on this machine, without a transport.
 
-    One model and one graph serve all clients of a process, and memory does not grow with their number. A run of real
+    One model and one graph serve all clients of a process, and memory does not grow with their number. A run over real
     processes with the same application, seed and participants has the same weights, bit for bit.
 
     Args:
         app: the application.
-        rounds: how many; with `resume`, those before are counted.
-        seed: decides which clients take part, their order of examples and their dropout. Initial weights are those of
-            make_model: call `keras.utils.set_random_seed` before, where they should be the same in each run.
-        folder: for a checkpoint of each round and the records of all; without it nothing is kept.
-        resume: go on with the run in the folder.
+        rounds: the number of rounds; with `resume`, earlier rounds are counted.
+        seed: the seed that decides which clients take part, their order of examples and their dropout. Initial weights
+            come from make_model: call `keras.utils.set_random_seed` before, if they should be the same in each run.
+        folder: the folder for a checkpoint of each round and the records of all; None: nothing is kept.
+        resume: whether to resume the run in the folder.
         liars: clients that lie, to see whether training survives them.
-        processes: how many train clients at the same time, with the same bits. With 1, this process does; with more,
-            others do, each with a model of its own, and the application's functions and data are sent to them.
-        on_round: is called with the record of each round.
+        processes: the number of processes that train clients at the same time; the result has the same bits. With 1,
+            this process trains. With more, other processes train, each with a model of its own, and the application's
+            functions and data are sent to them.
+        on_round: a function that is called with the record of each round.
 
     Returns:
         The trained model and the records.
@@ -128,7 +129,7 @@ def simulate(
 
 
 class _Driver:
-    """Does the actions of a session, one after another, in the order in which they came."""
+    """The driver that carries out the actions of a session, one after another, in the order in which they came."""
 
     def __init__(
         self,

@@ -22,9 +22,9 @@ Evaluated = tuple[int, dict[str, float]]
 
 
 class ClientWork(Protocol):
-    """Trainings and evaluations of clients: begun in advance, and asked for in an order that decides nothing else.
+    """Trainings and evaluations of clients: begun in advance, and requested in an order that affects nothing else.
 
-    `ahead` is how many may be begun and not asked for.
+    `ahead` is the number of them that may be begun before they are requested.
     """
 
     ahead: int
@@ -36,7 +36,7 @@ class ClientWork(Protocol):
         """Begin an evaluation on the data of a client."""
 
     def close(self) -> None:
-        """End what is at work."""
+        """End the work that is under way."""
 
 
 class WorkHere:
@@ -59,7 +59,7 @@ class WorkHere:
 
 @dataclass(frozen=True)
 class SimulatedClients:
-    """The data of clients, and which of them lie."""
+    """The data of clients, and the clients that lie."""
 
     data: ClientData
     liars: Liars | None
@@ -69,7 +69,7 @@ class SimulatedClients:
 class WorkInPool:
     """Work in processes that get the application once, and the weights of a round once.
 
-    Personal layers of a client that has no state yet are those of the model here: another process makes others.
+    Personal layers of a client that has no state yet get the values of the model here: another process makes others.
     """
 
     def __init__(self, app: "App", clients: SimulatedClients, processes: int, personal: Arrays) -> None:

@@ -1,1 +1,1 @@
-"""From the gradients of each replica to one update: how they are reduced, and which part of it a worker makes."""
+"""The way from each replica's gradients to one update: reduction, sharding, and synchronization between workers."""

@@ -1,4 +1,4 @@
-"""Starts a script on several local workers, or on a chief that workers and parameter servers serve; supervises them.
+"""Jobs: a script on several local workers, or on a chief with workers and parameter servers, started and supervised.
 `notebook` does the same with a function, from a notebook, a REPL or a script.
 
 Loads no TensorFlow.

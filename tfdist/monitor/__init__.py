@@ -1,1 +1,1 @@
-"""Observe the steps of a worker: one clock, its observers, and the table that the agent reads. Loads no TensorFlow."""
+"""Observation of a worker's steps: a clock, its observers, and the table that the agent reads. No TensorFlow."""

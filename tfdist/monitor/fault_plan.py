@@ -1,4 +1,4 @@
-"""Plans of faults, given or drawn, and what followed each: judged from the job's events and the faults' log."""
+"""Plans of faults, given or drawn, and the outcome of each, judged from the job's events and the log of faults."""
 
 import json
 import random
@@ -17,10 +17,10 @@ _POINTS = {"disk-full": ("save-begin", "save-middle", "save-commit"), "corrupt":
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """The faults that are to happen, in this order.
+    """A plan: the faults that are to happen, in this order.
 
     Attributes:
-        faults: each names the start of the workers in which it happens.
+        faults: the faults, each of which names the start of the workers in which it happens.
     """
 
     faults: tuple[Fault, ...]
@@ -30,7 +30,7 @@ class FaultPlan:
         """Return the plan that a JSON list describes.
 
         Raises:
-            ConfigError: it describes none.
+            ConfigError: the text does not describe a plan.
         """
         return cls(faults=parse(text))
 
@@ -38,18 +38,18 @@ class FaultPlan:
     def made_up(
         cls, *, kinds: Sequence[str], count: int, every: int, workers: int, seed: int, servers: int = 0
     ) -> "FaultPlan":
-        """Return a plan of random faults at random workers; the same one for the same arguments.
+        """Return a plan of random faults at random workers, the same plan for the same arguments.
 
         Args:
-            kinds: to choose from, keys of `tfdist.monitor.faults.KINDS`.
-            count: how many faults.
+            kinds: the kinds to choose from, keys of `tfdist.monitor.faults.KINDS`.
+            count: the number of faults.
             every: the mean number of steps from a start of the workers to the fault, at least 1.
-            workers: of the job; each "term" leaves one fewer.
-            seed: any number.
-            servers: parameter servers of the job; with some, faults happen to the chief and its tasks.
+            workers: the number of workers of the job; each "term" leaves one fewer.
+            seed: the seed of the random choices.
+            servers: the number of parameter servers of the job; if there are some, faults happen to the chief and its
+                tasks.
         Raises:
-            ConfigError: a number is out of its range, no kind has that name or it would end the job, or no worker would
-                be left.
+            ConfigError: a number is out of range, a kind is unknown or would end the job, or no worker would be left.
 
         Example:
             >>> [(f.step, f.restart) for f in FaultPlan.made_up(
@@ -94,7 +94,7 @@ class FaultPlan:
         return sum(fault.kind in RESTARTING for fault in self.faults)
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variables with which a job meets these faults."""
+        """Return the environment variables that cause these faults in a job."""
         return {FAULTS.name: json.dumps([fault.as_json() for fault in self.faults])}
 
 
@@ -121,7 +121,7 @@ def _require_no_end(kinds: Sequence[str]) -> None:
 def _of_a_chief(
     chance: random.Random, kind: str, workers: int, servers: int, every: int, before: Sequence[Fault]
 ) -> Fault:
-    """Return one more fault of a job with parameter servers, behind those before it."""
+    """Return one more fault of a job with parameter servers, after the earlier ones."""
     tasks = [f"worker {index}" for index in range(workers)] + [f"ps {index}" for index in range(servers)]
     begun = [one for one in before if one.kind in RESTARTING and not (one.task or "").startswith("worker")]
     restart, task = len(begun), CHIEF
@@ -145,7 +145,7 @@ class Verdict:
 
 
 def lines(text: str) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines, without an incomplete one."""
+    """Return the objects of a text of JSON lines, without an incomplete last line."""
     found = []
     for line in text.splitlines():
         try:

@@ -1,6 +1,6 @@
-"""Faults on purpose: what TFDIST_FAULTS plans for a worker, at a named point.
+"""Deliberate faults, which TFDIST_FAULTS plans for a worker at a named point.
 
-`FaultInjector` is an observer of the step clock; saving and restoring call `at` where something may fail, which costs a
+`FaultInjector` is an observer of the step clock. Saving and restoring call `at` where something may fail, which costs a
 tenth of a microsecond without a plan. The plan is a JSON list, which `tfdist.testing.FaultPlan` and `tfdist chaos`
 write:
 
@@ -60,24 +60,24 @@ POINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault.
+    """A fault.
 
     Attributes:
-        kind: what happens, a key of KINDS.
-        worker: to which worker.
-        task: to which task of a job with parameter servers, instead of a worker: "chief", "worker 1", "ps 0". When the
-            chief comes to the point it sends the signal: "kill", "stop" or "term"; other kinds happen to the chief.
-        at: where, a key of POINTS.
-        step: at which step; None: when the point is first reached. At "step" and "tracing" those are counted from 0
-            since the workers were started, in training, validation and prediction; at others since training began, and
-            restored.
-        restart: how often the workers had been started again by then, for whatever reason; None: every time.
-        seconds: how long, for "slow" and "hang".
-        memory: at a point of a save: whether it happens where `tfdist run` has the state held in memory, and not where
-            the backup is written.
+        kind: the kind of fault, a key of KINDS.
+        worker: the number of the worker to which it happens.
+        task: in a job with parameter servers, the task to which it happens: "chief", "worker 1", "ps 0". When the chief
+            comes to the point, it sends the signal "kill", "stop" or "term"; other kinds happen to the chief.
+        at: the point at which it happens, a key of POINTS.
+        step: the step at which it happens; None: when the point is first reached. At "step" and "tracing", steps are
+            counted from 0 since the workers were started, in training, validation and prediction. At other points, they
+            are counted since training began, across restores.
+        restart: the number of restarts of the workers, for whatever reason, after which it happens; None: every time.
+        seconds: the length in seconds, for "slow" and "hang".
+        memory: at a point of a save, whether it happens where `tfdist run` holds the state in memory, and not where the
+            backup is written.
 
     Raises:
-        ConfigError: a value that cannot be, or a fault that could not happen at that point.
+        ConfigError: a value is not allowed, or the fault cannot happen at that point.
 
     Example:
         >>> Fault(kind="kill", worker=1, step=20).as_json()
@@ -137,7 +137,7 @@ class Fault:
 
     @property
     def victim(self) -> str:
-        """To whom it happens, in words.
+        """The worker or task to which it happens, in words.
 
         Example:
             >>> Fault(kind="kill", worker=1).victim, Fault(kind="kill", task="ps 0").victim
@@ -146,7 +146,7 @@ class Fault:
         return self.task or f"worker {self.worker}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `parse` reads, without what is the default."""
+        """Return JSON for `parse`, without default values."""
         default = Fault(kind="kill")
         names = ("kind", "worker", "task", "at", "step", "restart", "seconds", "memory")
         always = ("kind", "at", "worker" if self.task is None else "task")
@@ -183,14 +183,14 @@ def _fault(item: dict[str, Any]) -> Fault:
 
 
 class Script:
-    """The faults that are to happen to this worker in this start of it."""
+    """The faults that are to happen to this worker in its present start."""
 
     def __init__(self, faults: tuple[Fault, ...], *, worker: int, restart: int) -> None:
         self.waiting = [f for f in faults if f.worker == worker and f.restart in (None, restart)]
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Script":
-        """The script that the launcher's variables give this process; an empty one if there is no plan."""
+        """Return the script that the launcher's variables give this process; an empty one if there is no plan."""
         plan = FAULTS.read(environ)
         return cls(parse(plan) if plan else (), worker=WORKER_INDEX.read(environ), restart=RESTARTS.read(environ))
 
@@ -225,7 +225,7 @@ def _own_script() -> Script:
 
 
 def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, memory: bool = False) -> None:
-    """Cause the faults that the plan has for this worker at this point."""
+    """Cause the faults that are planned for this worker at this point."""
     script = _own_script()
     if not script.waiting:
         return
@@ -235,7 +235,7 @@ def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, mem
 
 
 class FaultInjector(StepObserver):
-    """Causes the faults planned for this worker's steps; comes after all other observers, as real faults do."""
+    """An observer that causes the faults planned for this worker's steps, after all other observers."""
 
     may_raise = True
 
@@ -257,7 +257,7 @@ def warned(text: str) -> None:
 
 
 def _note(content: dict[str, Any]) -> None:
-    """Append a line to the log: what happens now, and when on the machine's monotonic clock."""
+    """Append a line to the log: a fault or warning, with the time on the machine's monotonic clock."""
     if log := FAULTS_LOG.read(os.environ):
         line = {**content, "clock": time.monotonic()}
         with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
 """The vocabulary of a worker's time: phases, which are measured, and activities, which the agent judges.
 
-A step is always in exactly one phase, so its phases add up to it. Times are the host's: on a GPU the call of `EXECUTE`
-may
-return before its kernels end. The phases by strategy:
+A step is always in exactly one phase, so the times of its phases add up to the time of the step. Times are the host's:
+on a GPU the call of `EXECUTE` may return before its kernels end. The phases by strategy:
 
     a model in a tfdist scope     DISPATCH, INPUT, TRACE or PYTHON, EXECUTE; AGREE with several workers
     a chief of parameter servers  the same, with WAIT and UPDATE in place of EXECUTE
@@ -70,7 +69,7 @@ ACTIVITY_OF: Mapping[Phase, Activity] = {
 
 @dataclass(frozen=True)
 class Passes:
-    """The report of a worker without a script on its part of a step."""
+    """The report of a worker without a script about its part of a step."""
 
     forward: float  # seconds from weights and data to the loss; 0 where it was not seen
     backward: float  # seconds from the loss to the last gradient

@@ -1,4 +1,4 @@
-"""The step clock of this process, and its observers in their order."""
+"""The step clock of this process, and the order of its observers."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def kinds(
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[type["Stopwatch | StatusReporter | Recorder | FaultInjector"], ...]:
-    """The kinds of observers that an environment asks for, in their order at each point of a step.
+    """Return the kinds of observers that an environment asks for, in their order at each point of a step.
 
     First those that may end the process (`tfdist tune`, then the agent, so that a measured job is not held), then
     records, then observers attached later, and last faults, of which all others know the step.

@@ -1,4 +1,4 @@
-"""Report a worker's progress to the agent, through its record in the status table."""
+"""The report of a worker's progress to the agent, through its record in the status table."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _RESERVE_LOOK_SECONDS = 0.005
 
 
 class StatusReporter(StepObserver):
-    """Reports this worker's progress, and stops it at the agent's request; a call takes about a microsecond."""
+    """An observer that reports this worker's progress, and stops it at the agent's request; a call takes about 1 us."""
 
     def __init__(self, path: str | os.PathLike[str], worker: int) -> None:
         self._words = Words(path, must_have=worker)
@@ -50,7 +50,7 @@ class StatusReporter(StepObserver):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "StatusReporter | None":
-        """The reporter of this worker, or None where no agent looks; tell the agent which variables are set."""
+        """Return the reporter of this worker, or None without an agent; tell the agent which variables are set."""
         path = PROGRESS_FILE.read(environ)
         if not path or not os.path.exists(path):
             return None
@@ -61,7 +61,7 @@ class StatusReporter(StepObserver):
     # Steps
 
     def before_step(self, step: int) -> End | None:
-        """Wait while these workers are in reserve, or held; decide whether all stop before this step."""
+        """Wait while these workers are in reserve or held, and decide whether all stop before this step."""
         self.stand_by()
         return End(HALTED, saves=True) if self._map[REQUEST] and self._held(step) else None
 
@@ -95,17 +95,17 @@ class StatusReporter(StepObserver):
 
     @property
     def is_asked_to_hold(self) -> bool:
-        """The agent wants all to stop before the same step."""
+        """Whether the agent asks all workers to stop before the same step."""
         return bool(self._map[REQUEST])
 
     @property
     def is_chief(self) -> bool:
-        """This process is asked to end by SIGTERM alone, and handles it itself."""
+        """Whether this process is asked to end by SIGTERM alone, and handles the signal itself."""
         return bool(self._map[CHIEF])
 
     @property
     def is_in_reserve(self) -> bool:
-        """The agent keeps these workers until they replace others."""
+        """Whether the agent keeps these workers in reserve until they replace others."""
         return bool(self._map[RESERVE])
 
     def stand_by(self) -> None:
@@ -117,7 +117,7 @@ class StatusReporter(StepObserver):
             self.on_activity(before, time.monotonic_ns())
 
     def _held(self, step: int) -> bool:
-        """Hold before the step until the target is known; return whether the step comes after it."""
+        """Hold before the step until the target is known; return whether the step is beyond the target."""
         deadline, before, request = time.monotonic() + HOLD_SECONDS, self._activity, self._map[REQUEST]
         if request and not self._map[TARGET]:
             self.on_activity(Activity.HELD, time.monotonic_ns())
@@ -147,11 +147,11 @@ class StatusReporter(StepObserver):
         self._put(Word.SAVED, step + 1)
 
     def states_changed(self) -> None:
-        """Report that the states in memory for the next start have changed, or are gone."""
+        """Report that the in-memory states for the next start have changed, or are gone."""
         self._map[self._at + Word.STATES] += 1
 
     def leaves(self) -> bool:
-        """Report a request to end (SIGTERM), in a handler; return whether all workers stop before a step.
+        """Report a request to end (SIGTERM) from a handler; return whether all workers stop before a step.
 
         If so, `before_step` ends this worker; otherwise it has to end at once, and the agent ends the job.
         """
@@ -166,7 +166,7 @@ class StatusReporter(StepObserver):
 
 
 def _publish_environment(environ: Mapping[str, str]) -> None:
-    """Write the variables that frameworks read, once per job, for processes prepared for a restart."""
+    """Write the variables that frameworks read, once per job, for processes that are prepared for a restart."""
     path = ENVIRONMENT_FILE.read(environ)
     if not path or os.path.exists(path):
         return

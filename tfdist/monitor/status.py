@@ -1,8 +1,8 @@
-"""The status table: memory in which each worker reports its progress, and the agent whether all are to stop.
+"""The status table: shared memory in which each worker reports its progress, and the agent asks workers to stop.
 
-The agent makes a small file; all map it, and write one aligned word of eight bytes at a time, so no half-written number
-is ever read. No call waits. Loads no TensorFlow. From word HEADER on each worker has a record (`Word`), written by
-`reporter`; it appends warnings to a file next to the table.
+The agent makes a small file, which all map. They write one aligned word of eight bytes at a time, so no half-written
+number is ever read. No call waits. From word HEADER on, each worker has a record (`Word`), which `reporter` writes; it
+appends warnings to a file next to the table. Loads no TensorFlow.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class StepState(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPosition:
-    """The number of a worker's step (-1 before the first), the same on all workers, and its state."""
+    """The number of a worker's step (-1 before the first), which is counted alike on all workers, and its state."""
 
     step: int
     state: StepState
@@ -40,12 +40,12 @@ class StepPosition:
 
 
 def target_of(positions: Iterable[StepPosition]) -> int | None:
-    """The last step that all workers run; None while it is unknown, or without workers.
+    """Return the last step that all workers run; None while it is unknown, or without workers.
 
-    After the agent's request, every worker that is about to start a step holds, or had looked before and starts it. A
-    worker that is HELD or RUNNING is known; one that is DONE may have looked already. Once all are known, the target is
-    the largest started step. No wait is endless: all workers start the steps up to it, and the agent has a deadline for
-    the others.
+    After the agent's request, every worker that is about to start a step holds, or starts it because it looked before
+    the request. A worker that is HELD or RUNNING is known; one that is DONE may have looked already. Once all are
+    known, the target is the largest started step. No wait is endless: all workers start the steps up to it, and the
+    agent has a deadline for the others.
     """
     known = tuple(positions)
     if not known or any(position.state is StepState.DONE for position in known):
@@ -117,12 +117,12 @@ class StatusTable:
         return _said(self._words.view, worker)
 
     def record(self, worker: int) -> list[int]:
-        """The words of a worker, as `status_of` takes them."""
+        """Return the words of a worker's record, for `status_of`."""
         start = HEADER + worker * RECORD
         return self._words.view[start : start + RECORD].tolist()
 
     def new_warnings(self) -> list[str]:
-        """The workers' warnings since the last call."""
+        """Return the workers' warnings since the last call."""
         found = []
         for worker, known in enumerate(self._warnings):
             count = self._words.view[HEADER + worker * RECORD + Word.WARNINGS]
@@ -148,12 +148,12 @@ class StatusTable:
         self._words.view[REQUEST] = self._requests
 
     def take_back(self) -> None:
-        """Release the held workers; only while there is no target."""
+        """Release the held workers; allowed only while there is no target."""
         assert not self._words.view[TARGET]
         self._words.view[REQUEST] = 0
 
     def set_target(self, step: int) -> None:
-        """Let the workers run up to this step, and stop before the next."""
+        """Let the workers run up to this step, and stop before the next one."""
         self._words.view[TARGET] = step + 2
 
     def take_over(self) -> None:
@@ -173,7 +173,7 @@ class StatusTable:
 
 
 def warnings_file(table: Path, worker: int) -> Path:
-    """Return the file to which a worker writes its warnings, a line for each, given the path of the status table."""
+    """Return the file to which a worker writes its warnings, one per line, given the path of the status table."""
     return table.with_name(f"warnings-{worker}-of-{table.name}")
 
 
@@ -183,7 +183,7 @@ def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
 
 
 def is_in_reserve(path: str | os.PathLike[str]) -> bool:
-    """Whether the workers of another process's table wait in reserve."""
+    """Return whether the workers of another process's table wait in reserve."""
     with contextlib.closing(Words(path, must_have=0)) as words:
         return bool(words.view[RESERVE])
 

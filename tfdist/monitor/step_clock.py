@@ -1,4 +1,4 @@
-"""The step clock: the one place that knows which step is under way and in which phase, and tells the observers."""
+"""The step clock: the one place that knows the current step and its phase, and notifies the observers."""
 
 import itertools
 import logging
@@ -31,11 +31,11 @@ class _Step:
 
 
 class StepClock:
-    """Counts the steps of this process, and divides each into phases.
+    """A clock that counts the steps of this process, and divides each into phases.
 
-    A step is a call of the function that Keras trains, tests or predicts with; only what all workers do together is
-    counted, so numbers are the same on all. Each thread has at most one step. The activity of the process is that of
-    the thread that has begun the last step.
+    A step is a call of the function with which Keras trains, tests or predicts. Only calls that all workers make
+    together are counted, so numbers are the same on all workers. Each thread has at most one step. The activity of the
+    process is that of the thread that has begun the last step.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StepClock:
 
     @property
     def counts_examples(self) -> bool:
-        """An observer listens to `trained`."""
+        """Whether an observer listens to `trained`."""
         return bool(self._on_trained)
 
     def _register(self, observers: tuple[StepObserver, ...]) -> None:
@@ -114,17 +114,17 @@ class StepClock:
             )
 
     def warn(self, sentence: str) -> None:
-        """Warn of how steps are computed, such as of a value that is not one device's: in the log, and to observers."""
+        """Warn, in the log and to observers, about how steps are computed, such as a value that is not one device's."""
         logging.getLogger("tfdist").warning("tfdist: %s", sentence)
         self._tell(self._on_warning, sentence)
 
     # Steps
 
     def begin(self, kind: Kind) -> None:
-        """Begin a step, or the work of a paused one; end this process instead if an observer says so.
+        """Begin a step, or the work of a paused one; end this process instead if an observer demands it.
 
-        A function inside a step, as where a `train_step` evaluates a model, is a part of it. Each `begin` is paired
-        with an `end`; the end of an inner one does nothing.
+        A function inside a step is a part of it, for instance if a `train_step` evaluates a model. Each `begin` is
+        paired with an `end`; an inner `end` does nothing.
         """
         thread = get_ident()
         step = self._steps.get(thread)
@@ -161,13 +161,13 @@ class StepClock:
         raise SystemExit(end.code)
 
     def pause(self) -> None:
-        """Pause a step that has begun, for callbacks before its work; `begin` continues it."""
+        """Pause a begun step for callbacks before its work; `begin` continues it."""
         step = self._steps.get(get_ident())
         if step is not None and step.phase is not _CALLBACKS:
             self._switch(step, _CALLBACKS)
 
     def end(self) -> None:
-        """End the step, or the function inside it; the time until the next step is the user's."""
+        """End the step, or the function inside it; the time until the next step belongs to the user."""
         step = self._steps.get(get_ident())
         if step is None:
             return
@@ -192,7 +192,7 @@ class StepClock:
 
     @contextmanager
     def step(self, kind: Kind, phase: Phase) -> Iterator[None]:
-        """Count the block as a step, which begins in this phase."""
+        """Count a block as a step that begins in this phase."""
         try:
             self.begin(kind)
             self.enter(phase)
@@ -205,8 +205,8 @@ class StepClock:
     def enter(self, phase: Phase) -> None:
         """Enter a phase of the step.
 
-        A thread without a step speaks for the only one under way, as a replica's tracing thread does. Outside of steps
-        it is an activity, until the next one.
+        In a thread without a step, such as a replica's tracing thread, it is a phase of the only step under way.
+        Outside of steps it is an activity, until the next step.
         """
         step = self._steps.get(get_ident())
         if step is not None:
@@ -222,15 +222,15 @@ class StepClock:
             self._tell(self._on_enter, self._last, phase, self._now())
 
     def goes_on(self, thread: int, phase: Phase) -> None:
-        """Report progress and activity of another thread's step, which runs several in one call; its phase stays."""
+        """Report progress and activity of another thread's step that runs several in one call; its phase stays."""
         if thread == self._leader and thread in self._steps:
             self.activity = ACTIVITY_OF[phase]
             self._tell(self._on_activity, self.activity, self._now())
 
     def during(self, phase: Phase) -> "_During":
-        """A context in which the step is in this phase, and after which it is in the one before.
+        """Return a context in which the step is in this phase; afterwards it is in the previous one.
 
-        Outside of steps it is an activity; in a thread without a step nothing, while others have one.
+        Outside of steps, the phase is an activity. In a thread without a step, it has no effect while others have one.
         """
         return _During(self, phase)
 
@@ -265,7 +265,7 @@ class StepClock:
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
-        """Set the activity in a block, and restore the one before."""
+        """Set the activity in a block, and restore the previous one."""
         if self._steps and get_ident() not in self._steps:
             yield
             return
@@ -278,7 +278,7 @@ class StepClock:
             self._tell(self._on_done, activity, since, self._now())
 
     def training_begins(self) -> None:
-        """Announce steps of training; end a step that an interrupted call has left open."""
+        """Announce training; end a step that an interrupted call has left open."""
         step = self._steps.get(get_ident())
         if step is not None and step.phase is not _CALLBACKS:  # where it is, the next function is its work
             step.outer.clear()
@@ -288,7 +288,7 @@ class StepClock:
             self._show(Activity.BETWEEN)
 
     def epoch_ends(self) -> None:
-        """Announce the end of an epoch or an evaluation: the next callbacks are no time of training."""
+        """Announce the end of an epoch or an evaluation: the callbacks that follow are not time of training."""
         self._tell(self._on_epoch_end)
 
     def training_ends(self) -> None:

@@ -1,6 +1,6 @@
-"""Measures the first steps of a job and ends it, for `tfdist tune`. Loads no TensorFlow.
+"""The measurement of a job's first steps, after which the job ends, for `tfdist tune`. Loads no TensorFlow.
 
-Every worker counts the same batches of training, so all end before the same step, with code 0.
+Every worker counts the same batches of training, so all workers end before the same step, with code 0.
 """
 
 import atexit
@@ -25,7 +25,7 @@ _BLOCKS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The value of TFDIST_STOPWATCH, as JSON: a folder for measurements, and the steps before and on the clock."""
+    """The value of TFDIST_STOPWATCH, as JSON: a folder for measurements, and the numbers of skipped and timed steps."""
 
     folder: str
     warm_up: int
@@ -48,7 +48,7 @@ class Measurement:
 
 
 class Stopwatch(StepObserver):
-    """Measures a worker's steps of training, and ends the process after the last measured one."""
+    """An observer that measures a worker's steps of training, and ends the process after the last measured one."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Stopwatch(StepObserver):
             self._since = now
 
     def on_epoch_end(self) -> None:
-        """Measure nothing until the next step of training."""
+        """Pause the measurement until the next step of training."""
         if self._since is not None:
             self._settle()
             self._elapsed += self._now() - self._since
@@ -134,7 +134,7 @@ class Stopwatch(StepObserver):
 
 
 def _settle() -> None:
-    """Wait until all devices are idle; a process without TensorFlow has given them nothing."""
+    """Wait until all devices are idle; a process without TensorFlow does not use them."""
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
@@ -151,7 +151,7 @@ def _device_memory() -> int:
 
 
 def read(folder: str | os.PathLike[str]) -> list[Measurement]:
-    """Read the workers' measurements, in their order; workers without one are missing."""
+    """Return the workers' measurements, in order; workers without a measurement are left out."""
     files = sorted(Path(folder).glob("worker-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
     found = [Measurement(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
     for one in found:

@@ -1,4 +1,4 @@
-"""TensorFlow ops of our own, compiled on their first use; loads no TensorFlow before."""
+"""TensorFlow ops of tfdist, compiled on their first use; importing this package loads no TensorFlow."""
 
 from tfdist.native.ops import Records, records
 

@@ -20,10 +20,10 @@ class Target:
     """The installation for which native parts are built.
 
     Attributes:
-        package: the distribution that brings the module ``tensorflow``.
+        package: the name of the distribution that installs the module ``tensorflow``.
         root: the folder of the package ``tensorflow``.
-        python_tag: as wheels write it, ``cp311``; so is platform, ``linux_x86_64``.
-        libc: name and version; a library built with a newer one does not load on an older one.
+        python_tag: the Python version as wheels write it, ``cp311``; platform follows the same style, ``linux_x86_64``.
+        libc: the name and version of the C library; a library built with a newer one does not load on an older one.
     """
 
     package: str
@@ -54,7 +54,7 @@ class Target:
 
 
 def observe() -> Target:
-    """TensorFlow is found, not loaded."""
+    """Return the target of this installation; TensorFlow is found, not loaded."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(
@@ -93,7 +93,7 @@ def _tensorflow() -> tuple[str, str]:
 
 
 def version_of_tensorflow() -> str:
-    """Return the version of the TensorFlow that is installed; empty when there is none."""
+    """Return the version of the installed TensorFlow; an empty string if there is none."""
     try:
         return _tensorflow()[1]
     except MissingDependencyError:
@@ -104,14 +104,14 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def find_program(environ: Mapping[str, str], variable: str, *names: str) -> str | None:
-    """Return the path of a program, or None."""
+    """Return the path of the program that a variable or one of these names gives, or None."""
     chosen = environ.get(variable, "").split()[:1]
     found = (shutil.which(name, path=environ.get("PATH", "")) for name in chosen or names)
     return next(filter(None, found), None)
 
 
 def missing_compiler() -> str:
-    """Return the sentence that says that there is no C++ compiler, with the commands that cure it."""
+    """Return a sentence that says that there is no C++ compiler, with the commands that install one."""
     return (
         "no C++ compiler (g++) is on PATH; as root: apt-get install g++; without root: conda install -c conda-forge gxx"
     )

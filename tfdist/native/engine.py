@@ -1,4 +1,4 @@
-"""The engine of collectives in C++, as Python starts and stops it; the operations are TensorFlow's ops."""
+"""The collectives engine in C++, as Python starts and stops it; its operations are TensorFlow ops."""
 
 import ctypes
 from dataclasses import dataclass
@@ -34,15 +34,15 @@ _WHY_BYTES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """The members of a job, alike on all of them but for the rank.
+    """The members of a job, equal on all of them except for the rank.
 
     Attributes:
-        hosts: number of each rank's host.
-        indexes: of each rank among the members on its host.
-        addresses: where each rank listens for ranks on other hosts.
+        hosts: the number of each rank's host.
+        indexes: the index of each rank among the members on its host.
+        addresses: the address at which each rank listens for ranks on other hosts.
         key: the job's secret, which authenticates connections.
-        silent_seconds: how long a member may give no sign of life.
-        timeout_seconds: how long an operation may take; 0: no limit.
+        silent_seconds: how long a member may give no sign of life, in seconds.
+        timeout_seconds: how long an operation may take, in seconds; 0: no limit.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class Engines:
             function.restype, function.argtypes = result, arguments
 
     def make(self, nonce: int, *, members: int = 1, index: int = 0) -> tuple[int, str]:
-        """Make the memory that the members of a host share; it ends with the last of their processes."""
+        """Create the memory that the members of a host share; it ends with the last of their processes."""
         return self._joined("make", nonce, members, index)
 
     def open(self, path: str, nonce: int, *, members: int, index: int) -> tuple[int, str]:
@@ -94,11 +94,11 @@ class Engines:
         return number, text.value.decode(errors="replace")
 
     def has_come(self, segment: int, index: int) -> bool:
-        """A member has shown in the shared memory that it has it too."""
+        """Return whether a member has signalled in the shared memory that it is attached."""
         return bool(self._library.tfdist_collectives_has_come(segment, index))
 
     def listen(self, host: str) -> tuple[int, int, str]:
-        """Listen for members on other hosts, at an address of this one."""
+        """Listen for members on other hosts, at an address of this host."""
         port, why = ctypes.c_uint16(), ctypes.create_string_buffer(_WHY_BYTES)
         number = self._library.tfdist_collectives_listen(host.encode(), ctypes.byref(port), why, _WHY_BYTES)
         return number, port.value, why.value.decode(errors="replace")
@@ -117,7 +117,7 @@ class Engines:
         )
 
     def choose(self, engine: int, algorithm: str | None) -> str:
-        """Fix the algorithm of all reductions between hosts; all members do, before they reduce anything."""
+        """Fix the algorithm of all reductions between hosts; all members do so before they reduce anything."""
         why = ctypes.create_string_buffer(_WHY_BYTES)
         self._library.tfdist_collectives_choose(
             engine, -1 if algorithm is None else ALGORITHMS.index(algorithm), why, _WHY_BYTES
@@ -129,13 +129,13 @@ class Engines:
         self._library.tfdist_collectives_leave(segment, listener)
 
     def replicas(self, count: int) -> list[int]:
-        """Return numbers that ops and `abort` take for an engine's, one for each of the replicas of this process."""
+        """Return numbers that ops and `abort` accept in place of an engine's, one for each replica of this process."""
         numbers = (ctypes.c_int64 * count)()
         self._library.tfdist_collectives_replicas(count, numbers)
         return list(numbers)
 
     def waits_for(self, engine: int) -> str:
-        """Name the members it has been waiting for longest, and the operation; "" without any."""
+        """Return the members that an engine has been waiting for longest, and the operation; "" if there are none."""
         text = ctypes.create_string_buffer(_WHY_BYTES)
         self._library.tfdist_collectives_waits_for(engine, text, _WHY_BYTES)
         return text.value.decode(errors="replace")
@@ -145,7 +145,7 @@ class Engines:
         self._library.tfdist_collectives_abort(engine, reason.encode())
 
     def stop(self, engine: int) -> None:
-        """End this process's part; again and again does nothing."""
+        """End this process's part; further calls do nothing."""
         self._library.tfdist_collectives_stop(engine)
 
 

@@ -1,4 +1,4 @@
-"""The installed Horovod: its version, and what tfdist built it for. Nothing of it is loaded.
+"""The installed Horovod: its version, and the target for which tfdist built it. Horovod is not loaded.
 
 Example:
     >>> Record(tensorflow="2.21.0", python_tag="cp311", built_in=("gloo",), revision=1).to_json()[:14]
@@ -22,7 +22,7 @@ class Record:
     Attributes:
         tensorflow: the version of TensorFlow.
         python_tag: the Python version, as ``cp311``.
-        built_in: the transports.
+        built_in: the transports that are built in.
         revision: the revision of the recipe.
         cuda: the release of the CUDA toolkit that compiled it; empty without GPUs.
         mpi: the MPI that is built in; empty without MPI.
@@ -41,7 +41,7 @@ class Record:
 
 
 def read_record(text: str | None) -> Record | None:
-    """Return the record that a text holds; None when it is no record.
+    """Return the record that a text holds; None if it holds none.
 
     Example:
         >>> read_record('{"tensorflow": "2.21.0"}')
@@ -65,8 +65,8 @@ class Installed:
     """An installed Horovod.
 
     Attributes:
-        version: its version.
-        record: what tfdist built it for; None when something else built it.
+        version: the version of Horovod.
+        record: the record of tfdist's build; None if Horovod was built by something else.
         is_whole: whether its library for TensorFlow is there.
     """
 

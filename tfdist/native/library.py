@@ -83,7 +83,14 @@ STAMPS = Library(
         *("collectives/layout.h", "collectives/standard_floats.h", "collectives/stream.h"),
     ),
 )
-LIBRARIES = (RECORDS, COLLECTIVES, CODECS, STAMPS)
+DEVICE_STAMPS = Library(
+    name="device_stamps",
+    folder="device_stamps",
+    # as `STAMPS`; the functions of dlopen, which older C libraries have elsewhere
+    flags=("-O2", "-pthread", "-DEIGEN_MAX_ALIGN_BYTES=64", "-Wl,--no-as-needed,-ldl"),
+    takes="half a minute",
+)
+LIBRARIES = (RECORDS, COLLECTIVES, CODECS, STAMPS, DEVICE_STAMPS)
 #: of a benchmark alone, so it is none of those that are compiled beforehand
 BARE = Library(name="bare", folder="bare", flags=("-O3",), takes="some seconds", uses_tensorflow=False)
 

@@ -19,18 +19,18 @@ _alone = threading.Lock()
 
 
 class Records:
-    """The ops that read records at known places of TFRecord files; `records` returns one.
+    """The ops that read records at known places of TFRecord files; `records` returns one instance.
 
-    Guaranteed for whatever the tensors and the files hold: nothing outside of a file is read; a record is ok exactly
-    when it lies in its file and, where it is checked, its length and both checksums fit; of one that is not ok nothing
-    is returned. Files are mapped into memory once per process. One that was replaced, cut short or extended since the
-    last call is mapped anew; one that is cut short during a call ends the process, as with any memory map.
+    Guaranteed for any tensors and files: nothing outside of a file is read. A record is ok exactly when it lies in its
+    file and, if it is checked, its length and both checksums fit. No byte of a record that is not ok is returned. Files
+    are mapped into memory once per process. A file that was replaced, cut short or extended since the last call is
+    mapped anew; one that is cut short during a call ends the process, as with any memory map.
 
     The ops run on the CPU, in any number of threads, without Python's lock. They have no state that TensorFlow knows
-    of, like its own `read_file`: in a graph with constant arguments alone it may run them once.
+    of, like TensorFlow's `read_file`: in a graph with only constant arguments it may run them once.
 
     Attributes:
-        path: where the library is.
+        path: the path of the library.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,19 +55,20 @@ class Records:
         """Return a part of the payload of each record.
 
         Args:
-            files: string, ``[F]``: paths.
-            file: int32, ``[n]``: in which file the record is.
-            offset: int64, ``[n]``: where its framing begins, in bytes.
-            length: int64, ``[n]``: bytes of its payload.
-            start: int64, ``[n]``: where in the payload the part begins, in bytes.
-            size: int64, ``[n]``: bytes of the part.
-            check: bool, ``[n]``: whether length and checksums are looked at.
-            state: int64, ``[F * 4]``: device, inode, size and time of change in ns of each file, as it must be; of one
-                that is another, or cannot be opened, no record is ok. Default: files are taken as they are.
+            files: the paths, string ``[F]``.
+            file: the index in ``files`` of each record's file, int32 ``[n]``.
+            offset: the offset of each record's framing in its file, in bytes, int64 ``[n]``.
+            length: the length of each payload, in bytes, int64 ``[n]``.
+            start: the offset of the part in each payload, in bytes, int64 ``[n]``.
+            size: the size of each part, in bytes, int64 ``[n]``.
+            check: whether to check each record's length and checksums, bool ``[n]``.
+            state: the expected device, inode, size and time of change in ns of each file, int64 ``[F * 4]``. No record
+                is ok in a file that differs or cannot be opened. Default: files are taken as they are.
         Returns:
-            The parts, string ``[n]``, and whether each record is ok, bool ``[n]``. A part is empty where not.
+            The parts, string ``[n]``, and whether each record is ok, bool ``[n]``. The part of a record that is not ok
+            is empty.
         Raises:
-            tf.errors.InvalidArgumentError: vectors of different lengths, or a number that no file has.
+            tf.errors.InvalidArgumentError: vectors have different lengths, or an index is that of no file.
             tf.errors.OpError: a file cannot be opened.
 
         Example:
@@ -85,17 +86,18 @@ class Records:
         """Return the payloads of records that all have the same length.
 
         Args:
-            files: string, ``[F]``: paths.
-            file: int32, ``[n]``: in which file the record is.
-            offset: int64, ``[n]``: where its framing begins, in bytes.
-            check: bool, ``[n]``: whether length and checksums are looked at.
-            length: bytes of every payload.
-            state: as for `read_records`.
+            files: the paths, string ``[F]``.
+            file: the index in ``files`` of each record's file, int32 ``[n]``.
+            offset: the offset of each record's framing in its file, in bytes, int64 ``[n]``.
+            check: whether to check each record's length and checksums, bool ``[n]``.
+            length: the length of every payload, in bytes.
+            state: the expected state of each file, as for `read_records`.
         Returns:
-            The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. Zeros where not.
+            The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. The payload of a record
+            that is not ok is zeros.
         Raises:
             tf.errors.InvalidArgumentError: as for `read_records`; or ``length`` is longer than any file and more than
-                a gigabyte of zeros were to be returned.
+                a gigabyte of zeros would be returned.
             tf.errors.OpError: a file cannot be opened.
 
         Example:
@@ -120,23 +122,23 @@ class Records:
         *,
         state: Any = _ANY_STATE,
     ) -> tuple[list[Any], Any]:
-        """Return the values of records that plainly are a `tf.train.Example` with these features, each once.
+        """Return the values of records that clearly are a `tf.train.Example` with exactly these features, each once.
 
-        What is not plain (a feature more or less, twice, of another kind or size, not packed; an unknown field) is not
-        ok. It may be right all the same: `tf.io.parse_example` knows.
+        Any other record is not ok: a feature is missing, additional, repeated, not packed, or of another kind or size,
+        or a field is unknown. Such a record may be valid all the same: use `tf.io.parse_example` for it.
 
         Args:
-            files: string, ``[F]``: paths.
-            file: int32, ``[n]``: in which file the record is.
-            offset: int64, ``[n]``: where its framing begins, in bytes.
-            length: int64, ``[n]``: bytes of its payload.
-            check: bool, ``[n]``: whether length and checksums are looked at.
-            features: name, kind (float, int64, or bytes for the one value of a list of bytes), and number of values or
-                bytes.
-            state: as for `read_records`.
+            files: the paths, string ``[F]``.
+            file: the index in ``files`` of each record's file, int32 ``[n]``.
+            offset: the offset of each record's framing in its file, in bytes, int64 ``[n]``.
+            length: the length of each payload, in bytes, int64 ``[n]``.
+            check: whether to check each record's length and checksums, bool ``[n]``.
+            features: the name of each feature, its kind (float, int64, or bytes for the one value of a list of bytes),
+                and its number of values or bytes.
+            state: the expected state of each file, as for `read_records`.
         Returns:
             The values of each feature, float32, int64 or uint8 ``[n, number]``, and whether each record is ok, bool
-            ``[n]``. Zeros where not.
+            ``[n]``. The values of a record that is not ok are zeros.
         Raises:
             tf.errors.InvalidArgumentError: as for `read_rows`.
             tf.errors.OpError: a file cannot be opened.
@@ -168,24 +170,25 @@ class Records:
         return values, ok
 
     def unmap(self) -> None:
-        """Let go of all files; the next call maps them anew. TensorFlow keeps the kernels of eager calls for ever."""
+        """Unmap all files; the next call maps them anew. TensorFlow keeps the kernels of eager calls for ever."""
         self._library.tfdist_unmap()
 
     @property
     def mapped(self) -> int:
-        """The number of files that are mapped."""
+        """The number of mapped files."""
         return int(self._library.tfdist_mapped())
 
 
 def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether TFDIST_NATIVE leaves the ops on."""
+    """Return whether TFDIST_NATIVE leaves the ops enabled."""
     return NATIVE.read(environ)
 
 
 def records() -> Records | None:
-    """Return the ops that read records, compiled by the first process that asks; None where they cannot be had.
+    """Return the ops that read records, compiled by the first process that asks; None if they are not available.
 
-    Why not is said in one warning; then `tfdist.data.examples.numpy_reader` does the same in NumPy. The answer is kept.
+    A warning gives the reason once; then `tfdist.data.examples.numpy_reader` does the same in NumPy. The answer is
+    kept.
 
     Raises:
         ConfigError: TFDIST_NATIVE is neither 0 nor 1.

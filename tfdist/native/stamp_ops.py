@@ -18,6 +18,9 @@ _alone = threading.Lock()
 
 #: of what may be under way; as in stamps/ops.cc
 SLOTS = 4096
+#: steps under way at once whose rows are kept; as in stamps/rows.h
+OPEN_ROWS = 64
+_LOOK_SECONDS = 200e-6  # as in stamps/ops.cc
 
 
 class StampOps:
@@ -27,23 +30,31 @@ class StampOps:
         self.ops = module_of(path, ["tfdist_stamp", "tfdist_note", *(f"tfdist_stamp_{name}" for name in _OPS)])
         self._library = ctypes.CDLL(str(path))
         for name, *arguments in (
-            ("stamps_make", *[ctypes.c_size_t] * 2),
-            ("stamps_read", ctypes.c_int64, ctypes.c_void_p),
+            ("stamps_make", *[ctypes.c_size_t] * 3),
+            ("stamps_read", ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
             ("notes_read", ctypes.c_size_t, ctypes.c_void_p),
         ):
             function = getattr(self._library, f"tfdist_{name}")
             function.restype, function.argtypes = ctypes.c_int64, arguments
 
-    def make(self, rows: int, width: int) -> int:
-        """Make a ring of so many rows of numbers, which ops know by the number returned; it stays for ever."""
-        return int(self._library.tfdist_stamps_make(rows, width))
+    def make(self, rows: int, width: int, *, open_rows: int = OPEN_ROWS) -> int:
+        """Make a ring of so many rows of numbers, which ops know by the number returned; it stays for ever.
 
-    def read(self, number: int, into: np.ndarray) -> int:
+        So many may be open at once. One that was opened before these is given up.
+        """
+        return int(self._library.tfdist_stamps_make(rows, width, open_rows))
+
+    def read(self, number: int, into: np.ndarray, *, seconds: float = 1.0) -> int:
         """Copy a ring once the rows of ended steps are complete, and return how many steps have ended.
 
-        It waits a second at most, and blocks no step. A row that is overwritten meanwhile is all zeros.
+        It waits so many seconds at most, and blocks no step. A row that is overwritten meanwhile is all zeros.
         """
-        return int(self._library.tfdist_stamps_read(number, into.ctypes.data))
+        return int(self._library.tfdist_stamps_read(number, into.ctypes.data, round(seconds / _LOOK_SECONDS)))
+
+    def writers(self) -> list[int]:
+        """Return the addresses of the functions by which another library writes into rows: to set, and to leave."""
+        functions = (self._library.tfdist_stamps_set, self._library.tfdist_stamps_leave)
+        return [int(ctypes.cast(one, ctypes.c_void_p).value or 0) for one in functions]
 
     def under_way(self, count: int) -> list[int]:
         """Return the last value of each slot that the ops `tfdist_note` have written: 1 or 0."""

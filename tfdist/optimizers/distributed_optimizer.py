@@ -1,4 +1,4 @@
-"""An optimizer around an optimizer: accumulation, loss scaling, clipping, and the reduction of gradients."""
+"""A wrapper around an optimizer: accumulation, loss scaling, clipping, and the reduction of gradients."""
 
 import logging
 import re
@@ -41,48 +41,49 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 @keras.saving.register_keras_serializable("tfdist")
 class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesItself):
-    """Any Keras optimizer, with choices for what happens between the gradients and its update.
+    """A wrapper around any Keras optimizer that sets what happens between the gradients and its update.
 
-    With all defaults the numbers are those of ``inner``: in a tfdist scope every optimizer is right without this one.
-    The order is: accumulate, reduce over replicas, unscale, check, clip, apply. With k = ``accumulate_steps``, n_j
-    examples in micro-batch j and g_j the mean gradient over them, every k-th step updates with
+    With all defaults the numbers are those of ``inner``: in a tfdist scope every optimizer is right without this
+    wrapper. The order is: accumulate, reduce over replicas, unscale, check, clip, apply. With k = ``accumulate_steps``,
+    n_j examples in micro-batch j and g_j the mean gradient over them, every k-th step updates with
 
         g = sum_j n_j g_j / sum_j n_j
 
-    the mean over all examples, which is that of one batch of k micro-batches, also if some are partial. In between,
+    the mean over all examples, as in one batch of k micro-batches, also if some are partial. In between,
     nothing is reduced and no weight changes. An update counts as one iteration, also for learning-rate schedules,
     weight decay and moving averages. An incomplete accumulation continues in the next epoch, and in the next `fit`.
 
-    With a loss scale, gradients that are not finite on any replica are applied on none: the step is skipped everywhere,
+    With a loss scale, gradients that are not finite on one replica are applied on none: the step is skipped everywhere,
     counted in ``skipped_steps``, and is no iteration. A dynamic scale starts at 2**15, is halved by each skipped step
     and doubled after ``growth_steps`` good ones in a row.
 
     Args:
         inner: a Keras optimizer, or its name.
-        accumulate_steps: k, micro-batches in an update; 1 or more.
+        accumulate_steps: k, the number of micro-batches in an update; 1 or more.
         loss_scale: "dynamic", or a constant number. None is "dynamic" if the global policy is mixed_float16 when this
             optimizer is made, as in Keras' `compile`, and otherwise no scaling and no check.
-        growth_steps: good updates after which a dynamic scale is doubled.
+        growth_steps: the number of good updates after which a dynamic scale is doubled.
         clipnorm: the largest norm of each gradient.
         global_clipnorm: the largest norm of all gradients together.
-        clipvalue: the largest magnitude of an element. At most one of these three, and none in ``inner``.
+        clipvalue: the largest magnitude of an element. Set at most one of these three, and none in ``inner``.
         reduction: "mean", the mean over examples; "sum", the mean times the number of examples, whatever the number of
             replicas; "adasum", which adds what is orthogonal in the replicas' gradients and averages what is parallel.
             With one replica "adasum" is the mean.
-        wire_dtype: None, or "float16" or "bfloat16": what gradients are rounded to while they travel. They are divided
-            by the number of examples first, so that their sum cannot overflow.
+        wire_dtype: the dtype to which gradients are rounded while they travel: None, "float16" or "bfloat16". They are
+            divided by the number of examples first, so that their sum cannot overflow.
         compression: the name of a codec of `tfdist.compression`, such as "powersgd", "qsgd-8" or "topk", or a codec
             with options, such as ``PowerSGD(rank=4, start_after=100)``, for gradients of two axes or more. What a codec
             leaves out is remembered on each replica, saved with backups, and added to the next gradient. Clipping, the
             loss scale and the optimizer see what has arrived. docs/compression.md has the list, and says when it pays.
         not_decayed: regular expressions; a variable whose name matches one, such as "bias", is left out of the weight
             decay of ``inner``. Unlike its `exclude_from_weight_decay`, this is saved with the model.
-        name: of the optimizer.
+        name: the name of the optimizer.
 
     Raises:
-        ConfigError: a value out of its range, two kinds of clipping, or an ``inner`` that accumulates or scales itself.
-        UnsupportedError: in `fit`: "adasum" under parameter servers, where no worker has its gradient alone; a strategy
-            with several replicas that is not tfdist's.
+        ConfigError: a value is out of its range, two kinds of clipping are set, or ``inner`` accumulates or scales
+            itself.
+        UnsupportedError: in `fit`: "adasum" under parameter servers, where no worker has its gradient alone; or a
+            strategy with several replicas that is not tfdist's.
 
     Example:
         >>> optimizer = DistributedOptimizer("sgd", accumulate_steps=4, global_clipnorm=1.0)
@@ -137,7 +138,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
     @property
     def reduction_choices(self) -> reducer.Choices:
-        """The settings that the optimizer requests for the reduction of gradients."""
+        """The optimizer's settings for the reduction of gradients."""
         codec = self.compression
         if codec is None:
             return reducer.Choices(self.reduction, self.wire_dtype)
@@ -150,13 +151,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         """Leave variables out of the weight decay of the inner optimizer.
 
         Args:
-            var_list: variables; a saved model does not contain this choice.
-            var_names: regular expressions, as ``not_decayed``.
+            var_list: the variables; a saved model does not contain this choice.
+            var_names: regular expressions for names of variables, as in ``not_decayed``.
         """
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the variables: those of the inner optimizer, the loss scale, counters, and sums of micro-batches."""
+        """Make the variables of the inner optimizer, the loss scale, the counters, and the sums of micro-batches."""
         if self.built:
             return
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
@@ -193,18 +194,18 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return self.add_variable_from_reference(variable, name="sum")
 
     def renew_reduction(self, workers: Any, trained_seconds: float) -> bool:
-        """Choose again how gradients travel, if that is chosen; all workers call it, between two epochs.
+        """Choose codecs again, if they are chosen by measurement; all workers call this between two epochs.
 
         Args:
-            workers: of the strategy.
-            trained_seconds: of all steps so far.
+            workers: the workers of the strategy.
+            trained_seconds: the seconds that all steps so far have taken.
         Returns:
-            Whether a traced step is out of date.
+            Whether traced steps are out of date.
         """
         return self.built and self._reducer.renew(workers, trained_seconds)
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return what each replica has by itself: accumulated gradients, and the memory of its reducers."""
+        """Return the state of which each replica has its own: accumulated gradients, and the memory of its reducers."""
         sums = self._sums if self.built and self.accumulate_steps > 1 else ()
         if self._accumulates_parts:
             return [*slot_saving.states(_ACCUMULATED, sums), *self._reducer.sharded_state()]
@@ -233,15 +234,15 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return SavedState(self, self._reducer.sharded_state() if self._accumulates_parts else self.sharded_state())
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return the loss times the present scale."""
+        """Return the loss times the current scale."""
         return loss if self.loss_scale is None else super().scale_loss(loss)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Take the gradients of one batch; update the variables if it completes an accumulation.
+        """Add up the gradients of one batch, and update the variables if the accumulation is complete.
 
         Args:
-            grads: one for each variable, or None; in a tfdist scope those of the replica's own examples.
-            trainable_variables: the variables; by default those that the optimizer was built for.
+            grads: a gradient or None for each variable; in a tfdist scope, gradients of the replica's own examples.
+            trainable_variables: the variables; by default those for which the optimizer was built.
         """
         variables = keras_optimizer.known_variables(self) if trainable_variables is None else list(trainable_variables)
         self.build(variables)
@@ -289,7 +290,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
     @property
     def _accumulates_parts(self) -> bool:
-        """True if each micro-batch is reduced, and this worker's part of it added up."""
+        """Whether each micro-batch is reduced, and only this worker's part of it accumulated."""
         own = sharded_slots.of(self)
         return self.accumulate_steps > 1 and own is not None and own.accumulates_parts(self.reduction_choices)
 
@@ -329,7 +330,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         tf.cond(self.check_finite(grads), good, bad)
 
     def check_finite(self, grads: list[Any]) -> tf.Tensor:
-        """Return whether all gradients are finite, bool scalar."""
+        """Return whether all gradients are finite, as a bool scalar."""
         own = sharded_slots.of(self)
         return sums_over.are_finite(grads) if own is None else norms.are_finite(grads, own.total)
 
@@ -337,8 +338,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         """Return clipped gradients.
 
         Args:
-            grads: reduced and unscaled, or None.
-            variables: theirs.
+            grads: the reduced and unscaled gradients, each a tensor or None.
+            variables: the variables of the gradients, in the same order.
         """
         del variables  # each gradient is whole
         return self._clip_gradients(grads)
@@ -357,7 +358,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return grads
 
     def get_config(self) -> dict[str, Any]:
-        """Return the JSON that makes the same optimizer again."""
+        """Return the JSON from which the same optimizer can be made again."""
         not_decayed, has_variables = keras_optimizer.not_decayed(self.inner_optimizer)
         if has_variables:
             logging.getLogger("tfdist").warning(_NOT_SAVED, self.name)
@@ -376,7 +377,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
 
 def _examples() -> tf.Tensor:
-    """Return the examples of this step's batch over all replicas; 1 if unknown."""
+    """Return the number of examples of this step's batch over all replicas; 1 if unknown."""
     current = current_step.current()
     if current is not None:
         return tf.cast(current.global_rows, tf.int64)

@@ -22,7 +22,7 @@ _SHOWN = 6
 
 @keras.saving.register_keras_serializable("tfdist")
 class LARS(keras.optimizers.Optimizer):
-    """Momentum with a step in each layer in proportion to the size of the layer's weights.
+    """Momentum whose step in each layer is proportional to the size of the layer's weights.
 
     For a weight w with gradient g, learning rate eta, momentum m and weight decay b:
 
@@ -41,21 +41,21 @@ class LARS(keras.optimizers.Optimizer):
     constant rate both are the same.
 
     Args:
-        learning_rate: eta, a number or a schedule. It is larger than SGD's, because lambda is small.
-        momentum: m.
-        weight_decay: b, in the gradient, as in the paper (not decoupled).
-        trust_coefficient: trust.
-        epsilon: of lambda.
-        nesterov: whether the step looks ahead.
-        momentum_correction: see above.
+        learning_rate: eta, a number or a schedule. It is larger than for SGD, because lambda is small.
+        momentum: m, the momentum.
+        weight_decay: b, added to the gradient, as in the paper (not decoupled).
+        trust_coefficient: trust, the factor of lambda.
+        epsilon: a small number that keeps the divisor of lambda above zero.
+        nesterov: whether the step looks ahead (Nesterov momentum).
+        momentum_correction: whether the velocity excludes the learning rate, see above.
         exclude: regular expressions for the variables that are not adapted, instead of those above. Each must match one
             or more whole parts of a variable's path: ``"bias"`` matches ``dense/bias`` and not
             ``unbiased_dense/kernel``, and ``"encoder/.*"`` all of that layer. An empty list adapts everything.
-        name: of the optimizer.
-        **options: of every Keras optimizer: clipnorm, global_clipnorm, use_ema, name and so on.
+        name: the name of the optimizer.
+        **options: options of every Keras optimizer: clipnorm, global_clipnorm, use_ema and so on.
 
     Raises:
-        ConfigError: a number out of its range, or a pattern that is no regular expression.
+        ConfigError: a number is out of its range, or a pattern is no regular expression.
         ConfigTypeError: ``exclude`` is no list of texts.
 
     Example:
@@ -109,11 +109,11 @@ class LARS(keras.optimizers.Optimizer):
             self._say_what_is_excluded([variable.path for variable in variables])
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Raise: use ``exclude``.
+        """Refuse to leave variables out of the weight decay; use ``exclude`` instead.
 
         Args:
-            var_list: as in Keras.
-            var_names: as in Keras.
+            var_list: the variables, as in Keras.
+            var_names: the names of variables, as in Keras.
         Raises:
             UnsupportedError: always.
         """
@@ -175,7 +175,7 @@ class LARS(keras.optimizers.Optimizer):
         return ops.cast(ops.where(usable, ratio, 1.0), variable.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the JSON that makes the same optimizer again."""
+        """Return the JSON from which the same optimizer can be made again."""
         return {
             **super().get_config(),
             "momentum": self.momentum,

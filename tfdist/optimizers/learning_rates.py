@@ -26,24 +26,25 @@ def scale_learning_rate(
 
     With k = batch / base_batch:
 
-        linear    base * k          k small steps, at almost the same weights, become one
+        linear    base * k          one large step replaces k small steps at almost the same weights
         sqrt      base * sqrt(k)    the variance of an update stays the same
-        none      base
+        none      base              the rate stays the same
 
     No rule holds for every k: beyond the gradient noise scale a larger batch does not allow a larger rate. Begin with a
-    `Warmup` of some epochs, because weights change too fast at the start for a large rate.
+    `Warmup` of some epochs, because weights change too fast for a large rate at the start.
 
     Args:
-        base: learning rate for ``base_batch``.
-        base_batch: examples of a batch over all replicas.
-        batch: the same for the batch size that is wanted.
+        base: the learning rate for ``base_batch``.
+        base_batch: the number of examples in a batch over all replicas.
+        batch: the number of examples in the batch for which a rate is wanted, over all replicas.
         rule: "linear", "sqrt" or "none"; None: the rule for the optimizer.
         optimizer: a Keras optimizer, its class or its name; "linear" for SGD and LARS, "sqrt" for those that divide
             gradients by their size (Adam, Lamb, RMSprop and similar).
     Returns:
         The learning rate.
     Raises:
-        ConfigError: a number that is not above 0, an unknown rule, or no rule and an optimizer of an unknown family.
+        ConfigError: a number is not above 0, the rule is unknown, or there is no rule and the optimizer's family is
+            unknown.
 
     Example:
         >>> scale_learning_rate(0.1, 256, 2048)
@@ -100,20 +101,20 @@ def _rule_of(optimizer: Any) -> str:
 
 @keras.saving.register_keras_serializable("tfdist")
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises from ``initial`` to the first rate of a schedule, at every step, and then follows the schedule.
+    """A schedule that rises from ``initial`` to the first rate of another schedule, and then follows that one.
 
-    In step s, counted from 0, with n warm-up steps and p the schedule's rate in its step 0:
+    In step s, counted from 0, with n warm-up steps and p the other schedule's rate in its step 0:
 
         initial + (p - initial) * (s + 1) / (n + 1)     for s < n
         schedule(s - n)                                 from s = n on
 
-    So the rate of the first step is above ``initial``, and that of the last warm-up step is below the schedule's.
+    So the rate of the first step is above ``initial``, and the rate of the last warm-up step is below the schedule's.
 
     Args:
         schedule: a Keras schedule, or a number for a constant rate.
-        steps: number of warm-up steps; 0 for none.
-        initial: rate at which it starts. Goyal et al. start with the rate of the small batch.
-        name: of the schedule.
+        steps: the number of warm-up steps; 0 for none.
+        initial: the rate from which the warm-up rises. Goyal et al. start with the rate of the small batch.
+        name: the name of the schedule.
 
     Raises:
         ConfigError: ``steps`` or a rate is negative.
@@ -163,7 +164,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
         return keras.ops.cast(self.schedule(step), "float32")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the JSON that makes the same schedule again."""
+        """Return the JSON from which the same schedule can be made again."""
         is_number = isinstance(self.schedule, (int, float))
         schedule = self.schedule if is_number else keras.saving.serialize_keras_object(self.schedule)
         return {"schedule": schedule, "steps": self.steps, "initial": self.initial, "name": self.name}

@@ -13,9 +13,9 @@ def zero_last_gammas(model: keras.Model) -> list[str]:
     of the same sum is longer.
 
     Args:
-        model: a functional model, which may contain others.
+        model: a functional model, which may contain other models.
     Returns:
-        Names of the layers, in the model's order.
+        The names of the layers, in the model's order.
 
     Example:
         >>> import keras
@@ -56,7 +56,7 @@ def _tensors(layer: keras.layers.Layer, side: str) -> list[Any]:
 
 
 def _depth(layer: keras.layers.Layer, producers: dict[int, keras.layers.Layer]) -> int:
-    """Return the longest path from the input to a layer."""
+    """Return the length of the longest path from the input to a layer."""
     depth, front = 0, {id(layer): layer}
     while front:
         depth += 1

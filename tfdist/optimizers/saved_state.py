@@ -36,7 +36,7 @@ class SavedState:
         self._states = {id(variable): state for state in states for variable in state.variables}
 
     def of_one_device(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return what Keras saves of the optimizer, with the state of a single shard."""
+        """Return the state that Keras saves of the optimizer, reduced to a single shard."""
         lost = []
         for key, state, variable in self._in_shards():
             shards = [copy.numpy() for copy in _own_copies(state, variable)]
@@ -52,7 +52,7 @@ class SavedState:
         return saved
 
     def of_first_shard(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a saved state with the part of this process's first shard, for Keras to load."""
+        """Return a saved state, cut to the part of this process's first shard, for Keras to load."""
         for key, state, variable in self._in_shards():
             saved[key] = self._shards(state, variable, saved[key])[0]
         return saved

@@ -1,4 +1,4 @@
-"""Models in parts: which axis of a mesh each dim of a weight is cut along, and how layers are best divided.
+"""Models in parts: the mesh axis that cuts each dim of a weight, and the best division of layers.
 
 Example:
     >>> import keras

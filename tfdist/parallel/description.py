@@ -1,4 +1,4 @@
-"""Describe a model's layouts: its weights, where they are, and their bytes on each device."""
+"""The description of a model's layouts: its weights, their places, and their bytes on each device."""
 
 import math
 import sys
@@ -20,10 +20,10 @@ class WeightPlace:
     Attributes:
         path: the path of the weight.
         shape: the shape of the whole weight.
-        layout: the axis of the mesh that each dim is cut along, or None.
-        local_shape: the shape of the part that each device has.
-        bytes: the size of that part.
-        whole_bytes: the size of the whole weight.
+        layout: for each dim, the axis of the mesh along which it is cut, or None.
+        local_shape: the shape of the part on each device.
+        bytes: the size of that part, in bytes.
+        whole_bytes: the size of the whole weight, in bytes.
     """
 
     path: str
@@ -35,10 +35,10 @@ class WeightPlace:
 
 
 def places(model: keras.Model) -> list[WeightPlace]:
-    """Return how the weights of a model lie, in their order.
+    """Return the layouts of a model's weights, in the model's order.
 
     Args:
-        model: built.
+        model: a built model.
 
     Example:
         >>> [place.bytes for place in places(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))]
@@ -48,13 +48,13 @@ def places(model: keras.Model) -> list[WeightPlace]:
 
 
 def describe(model: keras.Model) -> None:
-    """Print a table of a model's weights: path, shape, layout, and the bytes that each device has of it.
+    """Print a table of a model's weights: path, shape, layout, and bytes on each device.
 
-    Below it stand the sums, also of what the optimizers keep. Under a pipeline each stage has a line: the layers with
-    which its parts begin, how many calls of layers it has, and the bytes of their weights.
+    The sums stand below, also for the optimizers' variables. Under a pipeline each stage has a line with the layers
+    that begin its parts, the number of its calls of layers, and the bytes of its weights.
 
     Args:
-        model: built, on one device or under any strategy.
+        model: a built model, on one device or under any strategy.
 
     Example:
         >>> inputs = keras.Input((3,))

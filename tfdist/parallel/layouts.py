@@ -1,4 +1,4 @@
-"""Map weights and activations to layouts by their paths: the mesh axis that cuts each dim. Loads no TensorFlow.
+"""Layouts of weights and activations by their paths: the mesh axis that cuts each dim. Loads no TensorFlow.
 
 A pattern is a regular expression for the whole path, as in `keras.distribution.LayoutMap`; a layout names an axis of
 the mesh, or None, for each dim. A weight that no pattern matches is whole on every process. An activation has its
@@ -59,7 +59,7 @@ class Layouts:
         return self._is_auto or bool(self.given) or self.outputs.may_cut
 
     def of(self, path: str, shape: Sequence[int]) -> DimAxes:
-        """Return the axis of each dim of a weight, and note that there is such a weight."""
+        """Return the axis of each dim of a weight, and record that the weight exists."""
         self._seen[path] = tuple(shape)
         if self._is_auto:
             self._proposals[path] = self._proposal(path, shape)
@@ -104,7 +104,7 @@ class Layouts:
         return "\n".join(["layout_map={", *cut, "}"])
 
     def require_all_matched(self) -> None:
-        """Raise if a pattern matches no weight that was made so far."""
+        """Raise if a pattern matches none of the weights that were made so far."""
         lost = [pattern for pattern in (*self.given, *sorted(self._layers or ())) if pattern not in self._matched]
         if lost:
             there = "; ".join(f"{path} {shape}" for path, shape in self._seen.items()) or "none"
@@ -123,7 +123,7 @@ def local_shape(mesh: Mesh, layout: DimAxes, shape: Sequence[int]) -> tuple[int,
 
 
 def bounds(mesh: Mesh, layout: DimAxes, shape: Sequence[int], rank: int) -> tuple[tuple[int, int], ...]:
-    """Return the first index, and the last one plus 1, of a process's part in each dim."""
+    """Return for each dim the first index of a process's part, and its last index plus 1."""
     place = mesh.coordinates(rank)
     sizes = local_shape(mesh, layout, shape)
     begins = [0 if axis is None else place[axis] * size for size, axis in zip(sizes, layout, strict=True)]
@@ -178,12 +178,12 @@ def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, DimAxes]:
 
 
 class ProposedLayouts:
-    """The layouts of `layout_map="auto"`, from the paths and shapes of weights, in the order in which they are made.
+    """The layouts of `layout_map="auto"`, from the paths and shapes of weights in the order in which they are made.
 
-    - a dense kernel is cut by columns; a next one with as many rows as that has columns, by rows
+    - a dense kernel is cut by columns; the next one is cut by rows if it has as many rows as that one has columns
     - projections of attention are cut by heads, convolutions by filters
     - a table is cut by words, or by columns if the axis does not divide the words
-    - a bias is cut as the dims of its kernel to which it is added
+    - a bias is cut like the dims of its kernel to which it is added
     - other weights with several dims are cut along the last dim that the axis divides; all others are whole
 
     Example:
@@ -192,8 +192,8 @@ class ProposedLayouts:
         ((None, 'model'), ('model',), ('model', None))
 
     Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
-    2019. Theirs know the model. These know names and sizes, so a layer may be cut by rows without need, which is right
-    but costs a cut.
+    2019. That system knows the model. This one knows names and sizes, so it may cut a layer by rows without need, which
+    is right but costs a cut.
     """
 
     def __init__(self, axis: str | None, size: int) -> None:
@@ -203,7 +203,7 @@ class ProposedLayouts:
         self._kernels: dict[str, tuple[tuple[int, ...], DimAxes]] = {}
 
     def of(self, path: str, shape: Sequence[int]) -> DimAxes:
-        """Return the axis of each dim of a weight that is made."""
+        """Return the axis of each dim of a weight that is being made."""
         layer, _, name = path.rpartition("/")
         shape = tuple(shape)
         if name == "kernel":
@@ -218,7 +218,7 @@ class ProposedLayouts:
         return self._last_that_fits(shape) if len(shape) > 1 else (None,) * len(shape)
 
     def whole(self, shape: Sequence[int]) -> DimAxes:
-        """Return the layout of a weight that is not cut; a kernel behind it follows none by columns."""
+        """Return the layout of a weight that is not cut; the next kernel is then not cut by rows."""
         if len(shape) > 1:
             self._columns = None
         return (None,) * len(shape)
@@ -244,7 +244,7 @@ class ProposedLayouts:
 
 
 class OutputLayouts:
-    """The layouts of what layers return.
+    """The layouts of the layers' outputs.
 
     Example:
         >>> one = OutputLayouts(Mesh.parse("batch=2,model=2"), {".*/output": ("batch", "model", None)}, batch="batch")
@@ -277,7 +277,7 @@ class OutputLayouts:
         return any(axis != WHOLE for axis in self._axes.values())
 
     def of(self, path: str) -> str | None:
-        """Return the axis along which a layer's output sequence is cut, `WHOLE`, or None where it is not known."""
+        """Return the axis along which a layer's output sequence is cut, `WHOLE`, or None if it is not known."""
         name = path + SUFFIX
         self._paths.add(name)
         pattern = pattern_of(self.given, name, "the activation")

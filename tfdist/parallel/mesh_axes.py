@@ -1,6 +1,6 @@
 """Collectives along the axes of a mesh, under keys that follow from the function being traced.
 
-A process with several places of the mesh has an end of the collectives for each of its replicas. Replicas of one
+A process with several places of the mesh has one end of the collectives for each of its replicas. Replicas of one
 process meet in functions, in which they are traced side by side.
 """
 
@@ -20,7 +20,7 @@ from tfdist.errors import UnsupportedError
 
 
 class Axes:
-    """One replica's end of the collectives along each axis; `late` has what a step gathers only if it takes it."""
+    """One replica's end of the collectives along each axis; `late` has tensors that are gathered only if read."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Axes:
         return self._collectives[axis]
 
     def all_gather(self, tensor: tf.Tensor, axis: str, dim: int, label: str) -> tf.Tensor:
-        """Return the parts of all members along an axis, one behind the other along a dim."""
+        """Return the parts of all members along an axis, concatenated along a dim."""
         collective = self._collectives[axis]
         if collective.size == 1:
             return tensor
@@ -56,7 +56,7 @@ class Axes:
         return tf.ensure_shape(whole, shape)
 
     def reduce_scatter(self, tensor: tf.Tensor, axis: str, dim: int, label: str) -> tf.Tensor:
-        """Return this member's part along a dim of the sum over the members along an axis."""
+        """Return this member's part, along a dim, of the sum over the members along an axis."""
         collective = self._collectives[axis]
         if collective.size == 1:
             return tensor
@@ -68,7 +68,7 @@ class Axes:
         return tf.ensure_shape(part, shape)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], axes: Iterable[str], label: str) -> list[tf.Tensor]:
-        """Return the sums over the members along some axes, one after the other; equal bit for bit on all of them."""
+        """Return the sums over the members along some axes, summed axis by axis; equal bit for bit on all members."""
         sums = list(tensors)
         for axis in self.mesh.names:
             if axis in axes and self._collectives[axis].size > 1 and sums:
@@ -92,12 +92,12 @@ class Axes:
             return self._collectives[axis].broadcast(tensor, f"{label} along {axis}", root=root)
 
     def _waits(self, what: str) -> AbstractContextManager[Any]:
-        """End a wait in time; in a function the step's wait does."""
+        """Limit the time of a wait; in a function the step's own wait has the limit."""
         return self._waiting(what) if tf.executing_eagerly() else tf.name_scope("")
 
 
 def _by_rows(run: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor, dim: int) -> tf.Tensor:
-    """Run a collective of rows on a tensor whose parts are along this dim."""
+    """Run a collective that works on rows on a tensor whose parts are along another dim."""
     if dim == 0:
         return run(tensor)
     front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]
@@ -107,7 +107,7 @@ def _by_rows(run: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor, dim: int)
 def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective:
     """Return the collective of members that differ from this one along these axes only.
 
-    Every member calls it, for the same axes in the same order.
+    Every member calls this for the same axes in the same order.
     """
     found: Collective | None = None
     for group in mesh.groups(axes):
@@ -117,7 +117,7 @@ def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective
 
 
 def among(collective: Collective, members: Sequence[int], group_key: int | None = None) -> Collective | None:
-    """Return the collective of some members, or None where this one is none of them; all of them call it."""
+    """Return the collective of some members, or None if this one is not among them; all of them call this."""
     if list(members) == list(range(collective.size)):
         return collective
     if len(members) == 1:
@@ -126,9 +126,9 @@ def among(collective: Collective, members: Sequence[int], group_key: int | None 
 
 
 def of_replicas(replicas: Sequence[Collective], mesh: Mesh, axes: Iterable[str]) -> list[Collective]:
-    """Return for each replica of this process the collective of those that differ from it along these axes only.
+    """Return, for each replica of this process, the collective of those that differ from it only along these axes.
 
-    Every process calls it, for the same axes in the same order.
+    Every process calls this for the same axes in the same order.
     """
     found: list[Collective | None] = [None] * len(replicas)
     for group in mesh.groups(axes):

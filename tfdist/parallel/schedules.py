@@ -1,4 +1,4 @@
-"""The name that `tfdist.planner.schedules` had before 0.2; it goes with 0.3."""
+"""A deprecated name of `tfdist.planner.schedules`, to be removed in 0.3."""
 
 from tfdist.lazy_exports import moved
 

@@ -1,4 +1,4 @@
-"""First values of a weight in parts: one device's numbers, bit for bit, without the whole tensor.
+"""Initial values of a weight in parts: one device's numbers, bit for bit, without the whole tensor.
 
 TensorFlow's stateless random numbers are counted: number i follows from a key and from a counter i / 4 steps ahead, so
 any range can be made alone. Scale, shift and cast are read from the initializer's graph, and applied to the range.
@@ -74,7 +74,7 @@ class Numbers:
 
 
 def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | None:
-    """Return the numbers of an initializer, or None where they cannot be made by stretches."""
+    """Return the numbers of an initializer, or None if they cannot be made by stretches."""
     found: list[Any] = []
 
     @tf.function(autograph=False)
@@ -97,7 +97,7 @@ def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | 
 
 
 def _drawing(tensor: tf.Tensor, shape: tuple[int, ...]) -> list[tf.Operation] | None:
-    """Return the operations that draw a tensor's numbers, or None where it is made in another way."""
+    """Return the operations that draw a tensor's numbers, or None if it is made in another way."""
     op = tensor.op
     if tuple(tensor.shape.as_list()) not in ((), shape):
         return None
@@ -112,7 +112,7 @@ def _drawing(tensor: tf.Tensor, shape: tuple[int, ...]) -> list[tf.Operation] | 
 
 
 class InitialParts:
-    """Makes the parts that this process's replicas have of the first process's initial values."""
+    """Maker of the parts of the first process's initial values that this process's replicas have."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class InitialParts:
         return [one.cut(whole) for one in shardings]
 
     def _alike(self, initializer: Any, path: str) -> Any:
-        """Return an initializer with the first process's values on all processes, or None where it is unknown.
+        """Return an initializer with the first process's values on all processes, or None if it is unknown.
 
         Keras' initializers depend on their seed alone. Without one, Keras draws one that the configuration does not
         have.

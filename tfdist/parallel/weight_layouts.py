@@ -1,8 +1,8 @@
 """Layouts of weights in parts: cut, gather, and their gradients.
 
-Members along an axis that is not the examples' compute with the same rows and whole weights, so the gradient of a
-gathered weight is the same on all. Going back, it is cut, not summed: a sum would be too large by the number of
-members. The sum over examples comes later, along their axis. The gradient of a cut is gathered likewise. Under ZeRO
+Members along an axis other than the examples' compute with the same rows and whole weights, so the gradient of a
+gathered weight is the same on all. In the backward pass it is cut, not summed: a sum would be too large by the number
+of members. The sum over examples comes later, along their axis. The gradient of a cut is gathered likewise. Under ZeRO
 stage 3 (`ElementLayout`) the reduction of gradients cuts and sums them, as where weights are whole.
 
 Sources: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
@@ -45,12 +45,12 @@ class PartLayout:
 
     @property
     def elements(self) -> tuple[int, int] | None:
-        """The range of elements here within the bounds; None: all."""
+        """The range of elements that this process has within the bounds; None: all."""
         return None
 
     @property
     def is_cut(self) -> bool:
-        """Whether a process that has some of it has less than the whole."""
+        """Whether a process that has some of the weight has less than the whole."""
         return True
 
     def read(self, variable: Any) -> tf.Tensor:
@@ -58,16 +58,16 @@ class PartLayout:
         return self.gather(variable.read_value())
 
     def gather(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the whole of which every member has its part."""
+        """Return the whole of a weight of which every member has a part."""
         raise NotImplementedError
 
     def assembled(self, layouts: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the whole of the only part of this process."""
+        """Return the whole from the only part of this process."""
         (part,) = parts
         return self.gather(part)
 
     def require_collectives(self) -> None:
-        """Raise where nothing can travel between processes."""
+        """Raise if nothing can travel between processes."""
         current = current_step.current()
         if current is not None and current.is_one_program:
             raise UnsupportedError(
@@ -142,7 +142,7 @@ class MeshLayout(PartLayout):
         return whole[tuple(slice(begin, end) for begin, end in self.bounds)]
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Return this process's part of numbers of which any stretch can be made; a few rows are whole at a time."""
+        """Return this process's part of numbers that can be made by stretches; a few rows are whole at a time."""
         row = math.prod(self.shape[1:])
         (begin, end), inner = self.bounds[0], self.bounds[1:]
         rows = max(1, _BLOCK_ELEMENTS // max(row, 1))
@@ -170,7 +170,7 @@ class MeshLayout(PartLayout):
         return part
 
     def _rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Return this process's part of rows; rows of one index stay apart, and of which kind they are stays known."""
+        """Return this process's part of rows; rows with the same index stay separate, and their kind stays known."""
         values = slices.values[(slice(None), *(slice(begin, end) for begin, end in self.bounds[1:]))]
         indices, (begin, end) = slices.indices, self.bounds[0]
         if (begin, end) != (0, self.shape[0]):
@@ -217,7 +217,7 @@ class ElementLayout(PartLayout):
         gathers.expect(self._stretch.count * dtype.size)
 
     def read(self, variable: Any) -> tf.Tensor:
-        """Return the weight of which a variable has this worker's part; a step gathers it in its turn."""
+        """Return the weight of which a variable has this worker's part; a step gathers each weight in its turn."""
         return self._gathers.read(variable, self.gather)
 
     def gather(self, part: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Predict step, time and price of a training before it runs: `tfdist plan` for programs and notebooks.
+"""Predictions of the step, time and price of a training before it runs: `tfdist plan` for programs and notebooks.
 
 Loads no TensorFlow; `tfdist.parallel.partition.measure` makes the profile of a model.
 

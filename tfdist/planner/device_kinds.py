@@ -1,4 +1,4 @@
-"""Kinds of devices: how many there are, how fast, with how much memory, at which price. Loads no TensorFlow."""
+"""Kinds of devices: their number, speed, memory and price. Loads no TensorFlow."""
 
 import math
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ _WRITE = "Write one as fast=2,speed=3,memory=16GB,price=2.5: the name and how ma
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """Devices that are alike.
+    """A number of devices that are alike.
 
     Attributes:
-        name: a plain word.
-        count: how many there are.
-        speed: as a multiple of the device on which the profile was measured.
-        memory_bytes: of each; infinite where nothing is said.
-        price: of each, for an hour, in whatever money.
+        name: the name, a plain word.
+        count: the number of devices.
+        speed: the speed, as a multiple of the device on which the profile was measured.
+        memory_bytes: the memory of each device in bytes; infinite if it is not given.
+        price: the price of each device for an hour, in any currency.
 
     Example:
         >>> DeviceKind.parse("fast=2,speed=3,memory=16GB,price=2.5").memory_bytes
@@ -44,10 +44,10 @@ class DeviceKind:
 
     @classmethod
     def parse(cls, text: str) -> "DeviceKind":
-        """Return the devices that a text describes.
+        """Return the kind of devices that a text describes.
 
         Raises:
-            ConfigError: it describes none.
+            ConfigError: the text describes none.
         """
         pairs = [entry.partition("=") for entry in text.split(",")]
         given = {key.strip(): value.strip() for key, _, value in pairs[1:]}
@@ -69,7 +69,7 @@ class DeviceKind:
 
 
 def require_names(kinds: Iterable[DeviceKind]) -> tuple[DeviceKind, ...]:
-    """The kinds of devices, refused if two have the same name."""
+    """Return the kinds of devices; refuse two with the same name."""
     found = tuple(kinds)
     names = [one.name for one in found]
     if not found or len(set(names)) < len(names):

@@ -23,20 +23,21 @@ _MOST_MICROBATCHES = 32  # that are tried
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One way to divide a model.
+    """A plan: one way to divide a model.
 
     Attributes:
-        name: in words.
-        strategy: that runs it, as registered; "" for one process without any; None: no strategy runs it.
-        mesh: of the strategy, or "".
-        devices: number of processes.
-        schedule: of the pipeline, or "".
-        microbatches: of each pipeline.
-        stages: in order.
-        layers: names of the layers that begin stages 2 to K.
-        in_parts: names of the layers whose weights lie in parts along the axis "model" of the mesh.
-        prediction: of a step.
-        price: of the devices in the time of a step, in the money of their kinds.
+        name: the name, in words.
+        strategy: the registered name of the strategy that runs the plan; "" for one process without a strategy; None if
+            no strategy runs it.
+        mesh: the mesh of the strategy, or "".
+        devices: the number of devices, each with one process.
+        schedule: the schedule of the pipeline, or "".
+        microbatches: the number of micro-batches of each pipeline.
+        stages: the stages, in order.
+        layers: the names of the layers that begin stages 2 to K.
+        in_parts: the names of the layers whose weights are cut along the axis "model" of the mesh.
+        prediction: the prediction of a step.
+        price: the price of the devices for the time of a step, in the currency of their kinds.
         fits: whether each device has enough memory.
     """
 
@@ -55,11 +56,11 @@ class Plan:
 
     @property
     def memory(self) -> Memory:
-        """On the device that needs most."""
+        """The memory of the device that needs most."""
         return max(self.prediction.memory, key=lambda one: one.total)
 
     def command(self, script: Sequence[str]) -> str:
-        """Return the line for a shell that runs it; "" if no strategy does."""
+        """Return the shell command that runs the plan; "" if no strategy runs it."""
         if self.strategy is None:
             return ""
         if not self.strategy:
@@ -76,7 +77,7 @@ class Plan:
         return " ".join([*variables, shlex.join(words)])
 
     def code(self) -> str:
-        """Return the arguments with which a pipeline has these stages in a script; "" if this is none."""
+        """Return the arguments that give a pipeline in a script these stages; "" if the plan is not a pipeline."""
         parts = f", layout_map={self._layouts!r}" if self.in_parts else ""
         return f"stages={self.layers!r}{parts}" if self.mesh else ""
 
@@ -90,11 +91,11 @@ class Report:
     """The plans for a model, the best first, those that do not fit at the end.
 
     Attributes:
-        profile: of the model.
-        link: between devices.
-        kinds: of devices.
-        objective: "time" or "price".
-        plans: of which there is one at least.
+        profile: the profile of the model.
+        link: the link between devices.
+        kinds: the kinds of devices.
+        objective: the objective, "time" or "price".
+        plans: the plans; there is at least one.
     """
 
     profile: Profile
@@ -105,12 +106,12 @@ class Report:
 
     @property
     def best(self) -> Plan | None:
-        """The best that fits and that a strategy runs; of devices that are not alike, the best that fits."""
+        """The best plan that fits and that a strategy runs; for devices of several kinds, the best that fits."""
         fitting = [one for one in self.plans if one.fits]
         return next((one for one in fitting if one.strategy is not None), fitting[0] if fitting else None)
 
     def verdict(self) -> str:
-        """Return in a sentence what was found."""
+        """Return the finding in a sentence."""
         best = self.best
         if best is None:
             least = min(self.plans, key=lambda one: one.memory.total)
@@ -128,7 +129,7 @@ class Report:
         )
 
     def to_json(self) -> str:
-        """Return the plans for programs."""
+        """Return the plans as JSON for programs."""
         kinds = [
             {**dataclasses.asdict(one), "memory_bytes": one.memory_bytes if one.memory_bytes < math.inf else None}
             for one in self.kinds
@@ -182,22 +183,24 @@ def plans(
     microbatches: int | None = None,
     objective: str = "time",
 ) -> Report:
-    """Return what can be done with some devices, each plan with the best stages for it.
+    """Return the plans for a model on some devices, each with its best stages.
 
-    Devices that are alike: one of them, data parallelism, the same with the optimizer's slots in parts, every pipeline
-    whose stages have as many devices each, also with 2, 4, 8, ... of them along a model axis where weights in parts
-    make a micro-batch faster or fit, and the best one whose stages have different numbers, if it is no such one.
-    Devices that are not: the best use of all, and the best use of some.
+    For devices that are alike, the plans are: one device; data parallelism; data parallelism with the optimizer's slots
+        in parts; and every pipeline whose stages have the same number of devices. Where weights in parts make a
+        micro-batch faster or fit, pipelines with 2, 4, 8, ... devices of a stage along a model axis are added. If the
+        best pipeline has stages with different numbers of devices, it is added, too. For devices of several kinds, the
+        plans are the best use of all and the best use of some.
 
     Args:
-        profile: of the model.
-        kinds: of devices.
-        link: between any two of them.
-        schedule: one of `tfdist.planner.stage_cost.SCHEDULES`.
-        microbatches: of each pipeline in a step; None tries the powers of two that divide the batch.
-        objective: "time" or "price".
+        profile: the profile of the model.
+        kinds: the kinds of devices.
+        link: the link between any two devices.
+        schedule: the schedule, one of `tfdist.planner.stage_cost.SCHEDULES`.
+        microbatches: the number of micro-batches of each pipeline in a step; None tries the powers of two that divide
+            the batch.
+        objective: the objective, "time" or "price".
     Raises:
-        ConfigError: an argument has no such value; the batch has fewer examples than there are micro-batches.
+        ConfigError: an argument is not allowed, or the batch has fewer examples than there are micro-batches.
 
     Example:
         >>> from tfdist.planner.layer_profile import LayerProfile
@@ -298,7 +301,7 @@ class _Maker:
         return self._plan(setting, (Stage(begin=0, end=len(self.profile.layers), devices=devices),), name, strategy)
 
     def _pipeline(self, replicas: int, parts: int = 1, saves_memory: bool = False) -> Plan:
-        """The best pipeline whose stages have this many devices each; one that fits, if any does."""
+        """Return the best pipeline whose stages have this many devices each, preferably one that fits into memory."""
         kind = dataclasses.replace(self.kinds[0], count=self.kinds[0].count // parts)
         found = []
         for limits in (True, False):

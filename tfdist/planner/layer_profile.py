@@ -18,23 +18,24 @@ KIND = "profile of layers"
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """One call of a layer, in the order in which the model computes.
+    """The profile of one call of a layer.
 
     Attributes:
-        name: of the layer.
-        kind: of its class.
-        may_begin_stage: whether a stage of a pipeline may begin with it. The second call of a shared layer may not, nor
-            an operation that is no layer, nor the loss.
-        inputs: the calls whose results it takes, as their places in the profile; what the model is given is none.
-        parameter_bytes: of weights that are trained; at each call of a shared layer.
-        state_bytes: of other weights.
-        output_bytes: of what it returns, of one example.
-        gradient_bytes: of the gradient of that, of one example; integers have none.
-        kept_bytes: of what the backward pass needs of the forward pass, of one example, its inputs left out.
-        divides: what a number of parts must divide for the layer to compute with a part of its weights: its units,
-            filters, heads or words; 0 if it cannot, or is called twice.
-        joins: whether it alone takes the result of the layer before it, in parts if that is in parts.
-        forward_seconds, backward_seconds: for each batch size of the profile.
+        name: the name of the layer.
+        kind: the name of its class.
+        may_begin_stage: whether a stage of a pipeline may begin with it. A stage may not begin with the second call of
+            a shared layer, with an operation that is not a layer, or with the loss.
+        inputs: the calls whose results it takes, as indexes in the profile; inputs of the model do not count.
+        parameter_bytes: the size of the trainable weights in bytes, given at each call of a shared layer.
+        state_bytes: the size of the other weights in bytes.
+        output_bytes: the size of the output for one example, in bytes.
+        gradient_bytes: the size of the output's gradient for one example, in bytes; integers have none.
+        kept_bytes: the size of the values that the forward pass of one example keeps for the backward pass, without the
+            inputs, in bytes.
+        divides: the number that a number of parts must divide for the layer to compute with a part of its weights: its
+            units, filters, heads or words; 0 if it cannot, or is called twice.
+        joins: whether no other layer takes the result of the layer before, so that this one can take it in parts.
+        forward_seconds, backward_seconds: the time of each pass in seconds, for each batch size of the profile.
     """
 
     name: str
@@ -54,27 +55,30 @@ class LayerProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The layers of a model, and what it costs as a whole.
+    """The profile of a model: its layers, and the costs of the whole.
 
     Attributes:
-        model: its name.
-        batch: the examples of a step of the script, over all devices.
-        batch_sizes: with which layers were measured, rising.
-        layers: in the order in which the model computes.
-        whole_seconds: the forward and backward pass of the whole model, for each batch size.
-        repeated_seconds: the same with the largest batch size, each time that it was measured.
-        update_seconds: of the optimizer, over all weights.
-        adding_seconds: of adding gradients of all weights to others, as each micro-batch after the first does.
-        fixed_seconds: of a step of `fit` beside all of that.
-        call_seconds: of calling a compiled function that does nothing; taken out of the layers' times.
-        slot_bytes: of the optimizer's variables, over all weights.
-        machine: what it was measured on.
-        processes: how many were measured at once, each with the whole model; they share what processors share.
-        alone: the same model in one process alone, where several were measured at once.
+        model: the name of the model.
+        batch: the number of examples in a step of the script, over all devices.
+        batch_sizes: the batch sizes with which layers were measured, in rising order.
+        layers: the calls of layers, in the order in which the model computes them.
+        whole_seconds: the time of the forward and backward pass of the whole model, for each batch size.
+        repeated_seconds: each measurement of that time with the largest batch size.
+        update_seconds: the time of the optimizer's update of all weights.
+        adding_seconds: the time of adding the gradients of all weights to earlier ones, as each micro-batch after the
+            first does.
+        fixed_seconds: the rest of the time of a step of `fit`.
+        call_seconds: the time of a call of a compiled function that does nothing; it is subtracted from the layers'
+            times.
+        slot_bytes: the size of the optimizer's variables for all weights, in bytes.
+        machine: a description of the machine of the measurement.
+        processes: the number of processes measured at once, each with the whole model; they share caches and memory
+            bandwidth.
+        alone: the profile of the same model in one process alone, if several were measured at once.
 
     Raises:
-        ConfigError: numbers of measurements differ; an input lies not before its layer; something is negative; the
-            model that was measured alone is another one.
+        ConfigError: numbers of measurements differ; an input is not before its layer; a number is negative; or the
+            model that was measured alone is a different one.
 
     Example:
         >>> layers = [LayerProfile(name=name, forward_seconds=(1.0, 2.0), backward_seconds=(1.0, 4.0)) for name in "ab"]
@@ -140,32 +144,33 @@ class Profile:
         return self.batch, [one.name for one in self.layers]
 
     def for_devices(self, devices: int) -> "Profile":
-        """Return what tells of a plan for so many devices: of one, what one process alone took, if that is known.
+        """Return the profile for plans with this many devices; for one device, `alone` if it is known.
 
         Args:
-            devices: at least 1.
+            devices: the number of devices, at least 1.
         """
         return self if devices > 1 or self.alone is None else self.alone
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all weights that are trained."""
+        """The size of all trainable weights in bytes."""
         return sum(one.parameter_bytes for one in self.layers)
 
     @property
     def coverage(self) -> tuple[float, ...]:
-        """For each batch size the sum of the layers' times, as a part of the time of the whole model."""
+        """The sum of the layers' times, as a part of the time of the whole model, for each batch size."""
         pairs = zip(self._sums(), self.whole_seconds, strict=True)
         return tuple(total / whole if whole else 1.0 for total, whole in pairs)
 
     def seconds(self, batch: float) -> list[tuple[float, float]]:
-        """Return the seconds of each layer's forward and backward pass for a batch, so that they sum up to the whole's.
+        """Return the seconds of each layer's forward and backward pass for a batch, which add up to the whole time.
 
-        Between two batch sizes that were measured times are on a line, and beyond them on the line of the nearest two;
-        below the smallest they are at least in proportion. Each layer has its measured share of the whole.
+        Times are interpolated linearly between the measured batch sizes, and extrapolated from the nearest two. Below
+        the smallest batch size, they are at least proportional to the batch. Each layer has its measured share of the
+        whole.
 
         Args:
-            batch: examples, above 0.
+            batch: the number of examples, above 0.
         """
         pairs = zip(self._sums(), self.whole_seconds, strict=True)
         scales = [whole / total if total else 1.0 for total, whole in pairs]
@@ -181,7 +186,7 @@ class Profile:
         return [sum(one.forward_seconds[i] + one.backward_seconds[i] for one in self.layers) for i in sizes]
 
     def to_json(self) -> str:
-        """Return it as a document that `read` takes; docs/parallel-plan.md describes it."""
+        """Return the profile as a JSON document for `read`; docs/parallel-plan.md describes it."""
         return json.dumps(self._content(), indent=1)
 
     def _content(self) -> dict[str, Any]:
@@ -190,13 +195,14 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "the profile") -> "Profile":
-        """Return the profile that a document has.
+        """Return the profile in a document.
 
         Args:
-            text: as `to_json` writes it.
-            name: of the document, for messages.
+            text: the document, as `to_json` writes it.
+            name: the name of the document, for messages.
         Raises:
-            ConfigError: it is none, of another version, or a value is missing, unknown or of another type.
+            ConfigError: the document is not a profile, or has another version; or a value is missing, unknown or of the
+                wrong type.
         """
         try:
             content = json.loads(text)
@@ -225,9 +231,9 @@ class Profile:
 
 
 def beside_each_other(profiles: Sequence[Profile], alone: Profile) -> Profile:
-    """Merge the profiles of processes that were measured at once, and add that of one process alone.
+    """Merge the profiles of processes that were measured at once, and add the profile of one process alone.
 
-    The slowest process decides. Its times grow by how much later the last process of a turn mostly is than it.
+    The slowest process decides. Its times are lengthened by the usual delay of the last process of a turn behind it.
     """
     slowest = max(profiles, key=lambda one: one.whole_seconds[-1])
     longer = 1.0
@@ -251,8 +257,8 @@ def read(path: str | os.PathLike[str]) -> Profile:
     """Return the profile in a file.
 
     Raises:
-        MissingFileError: there is none.
-        ConfigError: it is none; see `Profile.from_json`.
+        MissingFileError: there is no such file.
+        ConfigError: the file is not a profile; see `Profile.from_json`.
 
     Example:
         >>> read("profile.json").batch_sizes                           # doctest: +SKIP
@@ -268,7 +274,7 @@ def read(path: str | os.PathLike[str]) -> Profile:
 
 
 def _made(kind: type[Any], given: Any, name: str) -> Any:
-    """Make a value of a class from a document's values, which must have the types of its fields."""
+    """Make an object of a class from a document's values, which must have the types of its fields."""
     if not isinstance(given, Mapping):
         raise validation.mismatch(name, given, f"an object. {_WRITE}", kind=ConfigTypeError)
     fields = {one.name: one for one in dataclasses.fields(kind)}

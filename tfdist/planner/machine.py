@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement."""
+"""The description of the machine of a measurement."""
 
 import contextlib
 import importlib.metadata
@@ -11,14 +11,14 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def observed() -> Iterator[dict[str, str]]:
-    """Yield what `describe` returns; at the end of the ``with`` block it gets the "load average at the end"."""
+    """Yield the result of `describe`; the end of the ``with`` block adds the "load average at the end"."""
     about = describe()
     yield about
     about["load average at the end"] = describe()["load average"]
 
 
 def describe() -> dict[str, str]:
-    """Describe the processor, cores, versions, time, and load average."""
+    """Return the processor, cores, versions, time and load average."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

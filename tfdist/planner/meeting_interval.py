@@ -12,10 +12,10 @@ WAITING_PART = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Meetings:
-    """The cost of one meeting: of all weights, or of one of the fragments that are exchanged in turn.
+    """The cost of one meeting, of all weights or of one of the fragments that are exchanged in turn.
 
     Attributes:
-        step_seconds: the time of a step that a worker takes by itself, above 0.
+        step_seconds: the time of a step that a worker takes without others, above 0.
         travel_seconds: the time in which the data of a meeting travel.
         codec_seconds: the time to encode and decode them, on the processors that compute steps.
         fragments: the number of meetings in a period.
@@ -37,7 +37,7 @@ class Meetings:
 
     @property
     def period_seconds(self) -> float:
-        """Seconds that the meetings of a period add to its steps.
+        """The seconds that the meetings of a period add to its steps.
 
         fragments (codec + max(travel - delay step, 0))
         """
@@ -46,7 +46,7 @@ class Meetings:
 
 
 def smallest_interval(meetings: Meetings, *, part: float = WAITING_PART) -> int:
-    """Return the fewest steps between two meetings at which they add at most this part to the time of steps.
+    """Return the fewest steps between two meetings such that these add at most this part to the time of steps.
 
     A fragment is applied before the next one is sent, so there are at least ``fragments (delay + 1)`` steps.
 
@@ -65,7 +65,7 @@ def smallest_interval(meetings: Meetings, *, part: float = WAITING_PART) -> int:
 
 
 def travel_seconds(link: Link, wire_bytes: float, workers: int) -> float:
-    """Return the seconds of an exchange in which each worker sends so many bytes, in 2 (n - 1) messages.
+    """Return the seconds of an exchange in which each worker sends this many bytes, in 2 (n - 1) messages.
 
     Example:
         >>> travel_seconds(Link.parse("100mbit", delay_ms=25.0), 12_500_000, 2)

@@ -1,4 +1,4 @@
-"""The line between devices: what it takes to send and to add up. Loads no TensorFlow."""
+"""The link between devices: the times of sending and of reducing. Loads no TensorFlow."""
 
 import re
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A line with a latency and a bandwidth, the same between any two devices, in both directions at once.
+    """A link with a latency and a bandwidth, the same between any two devices, in both directions at once.
 
     Attributes:
-        latency_seconds: of a message, at least 0.
-        bytes_per_second: above 0.
-        is_local: whether the processors that compute also copy, as between processes of one host: then nothing that
-            travels is hidden behind what is computed.
-        add_seconds_per_byte: of adding received bytes to one's own; 0 where the bandwidth was measured by all_reduces,
-            which includes it.
+        latency_seconds: the latency of a message, at least 0.
+        bytes_per_second: the bandwidth, above 0.
+        is_local: whether the processors that compute also copy, as between processes of one host. Then communication
+            does not overlap with computation.
+        add_seconds_per_byte: the time of adding a received byte to a device's own; 0 if the bandwidth was measured with
+            all_reduces, which include it.
 
     Example:
         >>> line = Link.parse("1gbit", delay_ms=1.0)
@@ -39,13 +39,13 @@ class Link:
 
     @classmethod
     def parse(cls, text: str, *, delay_ms: float = 0.05) -> "Link":
-        """Return the line that a rate means.
+        """Return the link with a rate.
 
         Args:
-            text: such as ``1gbit``, ``100mbit`` or ``2.5gbit``.
-            delay_ms: how late a message comes, in milliseconds; 0.05 as over TCP in a rack.
+            text: the rate, such as ``1gbit``, ``100mbit`` or ``2.5gbit``.
+            delay_ms: the latency of a message in milliseconds; 0.05 as over TCP in a rack.
         Raises:
-            ConfigError: it is no rate.
+            ConfigError: the text is not a rate.
         """
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?\s*", text, re.IGNORECASE)
         if found is None or not float(found[1]):
@@ -57,7 +57,7 @@ class Link:
 
     @classmethod
     def of_all_reduces(cls, few: tuple[int, float], many: tuple[int, float]) -> "Link":
-        """Return the link between two processes of a host, from the bytes and the seconds of two all_reduces.
+        """Return the link between two processes of a host, from the sizes in bytes and the seconds of two all_reduces.
 
         Example:
             >>> Link.of_all_reduces((0, 0.002), (1000, 0.003)).latency_seconds
@@ -68,13 +68,14 @@ class Link:
         return cls(latency_seconds=latency, bytes_per_second=1 / per_byte, is_local=True)
 
     def send_seconds(self, size: float) -> float:
-        """Return the seconds until so many bytes have come; none take no time."""
+        """Return the seconds until this many bytes have arrived; 0 bytes take no time."""
         return self.latency_seconds + size / self.bytes_per_second if size else 0.0
 
     def all_reduce_seconds(self, size: float, devices: int) -> float:
-        """Return the seconds in which so many bytes of each device are added up: 2 (n - 1) (latency + size / n rate).
+        """Return the seconds of an all_reduce of this many bytes on each device: 2 (n - 1) (latency + size / n rate).
 
-        A ring, or a reduce_scatter and an all_gather in n - 1 steps each. Adding, if it is counted, takes n - 1 parts.
+        It is a ring: a reduce_scatter and an all_gather in n - 1 steps each. Adding, if it is counted, takes n - 1
+            parts.
         """
         if devices == 1 or not size:
             return 0.0

@@ -7,7 +7,7 @@ from tfdist.errors import MissingDependencyError
 
 
 def require_matplotlib() -> None:
-    """Raise now if the picture cannot be drawn later."""
+    """Raise MissingDependencyError if Matplotlib is missing, before a measurement begins."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -23,7 +23,7 @@ def plain(axes: Any) -> None:
 
 
 def figure_of(width: float, height: float, *, dpi: int = 200) -> Any:
-    """An empty figure of this size in inches."""
+    """Return an empty figure of this size in inches."""
     require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -32,7 +32,7 @@ def figure_of(width: float, height: float, *, dpi: int = 200) -> Any:
 
 
 def caption(machine: Mapping[str, str]) -> str:
-    """A line with the versions and the machine of a benchmark."""
+    """Return a line with the versions and the machine of a benchmark."""
     return (
         f"TensorFlow {machine['tensorflow']}, Horovod {machine['horovod']}, {machine['cores']} cores of one machine, "
         f"{machine['processor']}; {machine['time'][:10]}; load average {machine['load average']} before, "

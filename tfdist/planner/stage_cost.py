@@ -26,14 +26,14 @@ _SUMMING = ("Embedding", "MultiHeadAttention", "GroupedQueryAttention", "GroupQu
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of a layer for a micro-batch, whole and in parts; `part` is None where it cannot be cut.
+    """The seconds of a layer for a micro-batch, whole and in parts; `part` is None if it cannot be cut.
 
     Attributes:
-        entering: the sum of the gradients of its inputs.
-        leaving: the gathering of its result.
-        summing: the sum of the partial results.
-        has_summands: the layer alone ends in partial results.
-        joins: the layer takes what the layer before leaves in parts.
+        entering: the time of reducing the gradients of its inputs.
+        leaving: the time of gathering its result.
+        summing: the time of reducing partial results.
+        has_summands: whether the layer by itself ends in partial results.
+        joins: whether the layer can take the result of the layer before in parts.
     """
 
     whole: float
@@ -66,7 +66,7 @@ def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, li
 
 
 def _step(before: Costs | None, one: Costs, in_parts: bool) -> tuple[float, Costs | None]:
-    """The seconds that a layer adds, and the layer if it leaves its result in parts."""
+    """Return the seconds that a layer adds, and the layer if it leaves its result in parts."""
     gathered = 0.0 if before is None else before.leaving
     if not in_parts or one.part is None:
         return gathered + one.whole, None
@@ -78,7 +78,7 @@ def _step(before: Costs | None, one: Costs, in_parts: bool) -> tuple[float, Cost
 
 
 def seconds_of(given: Sequence[Costs], choices: Sequence[bool]) -> float:
-    """Seconds of a stage whose layers are cut or whole; at its end all is whole."""
+    """Return the seconds of a stage whose layers are cut or whole; at its end everything is whole."""
     total, open_ = 0.0, None
     for one, in_parts in zip(given, choices, strict=True):
         adds, open_ = _step(open_, one, in_parts)
@@ -87,10 +87,10 @@ def seconds_of(given: Sequence[Costs], choices: Sequence[bool]) -> float:
 
 
 def least(given: Sequence[Costs]) -> tuple[bool, ...]:
-    """Choose the layers to cut for the least time, by dynamic programming; of equal choices the fewest and last.
+    """Choose the layers to cut for the least time, by dynamic programming; ties go to the fewest and last layers.
 
-    Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. Theirs
-    minimizes bytes for halves of the devices; computing counts here as well.
+    Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. HyPar
+        minimizes bytes for halves of the devices; computing counts here as well.
     """
     best: dict[bool, tuple[float, int, tuple[bool, ...], Costs | None]] = {False: (0.0, 0, (), None)}
     for one in given:
@@ -111,12 +111,12 @@ def least(given: Sequence[Costs]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Consecutive layers on devices of one kind, which share the micro-batches.
+    """A stage: consecutive layers on devices of one kind, which share the micro-batches.
 
     Attributes:
-        begin, end: the places of the first layer, and of the one behind the last.
-        devices: how many have these layers.
-        kind: the place of their kind among those that there are.
+        begin, end: the index of the first layer, and that after the last layer.
+        devices: the number of devices with these layers.
+        kind: the index of their kind in `Setting.kinds`.
     """
 
     begin: int
@@ -127,13 +127,13 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on a device of a stage.
+    """The memory of a device of a stage, in bytes.
 
     Attributes:
-        weights: with the versions that PipeDream keeps.
-        gradients: of all weights that are trained.
-        optimizer: its slots.
-        activations: of all micro-batches that are under way there, and what came in with them.
+        weights: the weights, with the versions that PipeDream keeps.
+        gradients: the gradients of all trainable weights.
+        optimizer: the optimizer's slots.
+        activations: the activations and inputs of all micro-batches that are under way there.
     """
 
     weights: float
@@ -143,7 +143,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """The sum."""
+        """The sum of all terms."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     @property
@@ -161,12 +161,14 @@ class Setting:
         link: the link between devices.
         kinds: the kinds of devices.
         schedule: one of `SCHEDULES`.
-        microbatches: the micro-batches of a step: of each pipeline if ``replicas`` is given, else of all together.
-        replicas: the devices of every stage: so many pipelines side by side, each with a share of the batch. None:
-            stages may have different numbers, and their devices take turns with the micro-batches.
+        microbatches: the number of micro-batches in a step: of each pipeline if ``replicas`` is given, else of all
+            together.
+        replicas: the number of devices of every stage, and so of pipelines side by side, each with a share of the
+            batch. None: stages may have different numbers of devices, which take turns with the micro-batches.
         shards: the number of devices over which the optimizer's slots are divided.
-        parts: the number of devices that stand for one, with the same rows and parts of the weights: the model axis.
-        saves_memory: whether every layer that can lies in parts, not only those that make a micro-batch faster.
+        parts: the size of the model axis: the number of devices that act as one, with the same rows and parts of the
+            weights.
+        saves_memory: whether every layer that can be cut is cut, not only those that make a micro-batch faster.
     """
 
     profile: Profile
@@ -191,7 +193,7 @@ class Setting:
 
     @property
     def microbatch(self) -> float:
-        """Examples of a micro-batch."""
+        """The number of examples in a micro-batch."""
         return self.profile.batch / (self.microbatches * (self.replicas or 1))
 
     @cached_property
@@ -213,7 +215,7 @@ class Setting:
 
     @cached_property
     def _of_first(self) -> list[float]:
-        """The sums of what layers take of the first micro-batch, for which the others wait."""
+        """The running sums of the layers' times for the first micro-batch, for which the others wait."""
         return _sums([sum(pair) for pair in self._alone.seconds(self.microbatch)])
 
     @cached_property
@@ -221,11 +223,11 @@ class Setting:
         return {}
 
     def in_parts(self, stage: Stage) -> tuple[bool, ...]:
-        """Return for each layer of a stage whether its weights lie in parts."""
+        """Return whether the weights of each layer of a stage are in parts."""
         return self._laid(stage)[0]
 
     def _laid(self, stage: Stage) -> tuple[tuple[bool, ...], float]:
-        """The layers of a stage that are in parts, and the seconds of a micro-batch."""
+        """Return the layers of a stage that are in parts, and the seconds of a micro-batch."""
         if stage not in self._chosen:
             given = self._costs[stage.kind][stage.begin : stage.end]
             chosen = tuple(one.part is not None for one in given) if self.saves_memory else least(given)
@@ -262,9 +264,9 @@ class Setting:
 
     @cached_property
     def crossing(self) -> list[tuple[float, float]]:
-        """Bytes of an example that travel to the layers from each place on, and those of gradients that come back.
+        """The bytes of an example that cross each place to later layers, and those of gradients that come back.
 
-        Every tensor counts that is made before the place and used from it on, so also one that skips a stage.
+        Every tensor counts that is made before the place and used after it, also one that skips a stage.
         """
         layers = self.profile.layers
         last = list(range(len(layers)))
@@ -278,7 +280,7 @@ class Setting:
         return found
 
     def begins(self) -> list[int]:
-        """Return the places at which a stage may begin."""
+        """Return the indexes of the layers at which a stage may begin."""
         return [0, *(place for place, one in enumerate(self.profile.layers) if place and one.may_begin_stage)]
 
     def compute_seconds(self, stage: Stage) -> float:
@@ -292,27 +294,28 @@ class Setting:
     def first_seconds(self, stage: Stage) -> float:
         """Return the seconds of the first micro-batch on a device, while other stages wait for it.
 
-        Processes of one host then have it to themselves, so where they were measured at once and alone, it is the
-        latter that counts.
+        During it, one process of a host has the processors to itself. So if processes were measured at once and alone,
+        the measurement alone counts.
         """
         if self.parts > 1:
             return self.compute_seconds(stage)
         return (self._of_first[stage.end] - self._of_first[stage.begin]) / self.kinds[stage.kind].speed
 
     def passing_before(self, place: int) -> float:
-        """Return the least seconds in which a micro-batch goes through all layers before a place, at a speed of 1."""
+        """Return the least seconds of a micro-batch through all layers before a place, at a speed of 1."""
         return self._of_first[place] / self.parts
 
     def sending_seconds(self, begin: int) -> tuple[float, float]:
-        """Return the seconds of what travels to a stage for a micro-batch, and of what comes back."""
+        """Return the seconds of sending a micro-batch to a stage, and of sending its gradients back."""
         there, back = self.crossing[begin] if begin else (0.0, 0.0)
         return self.link.send_seconds(there * self.microbatch), self.link.send_seconds(back * self.microbatch)
 
     def reduction_seconds(self, stage: Stage) -> float:
-        """Return the seconds in which the devices of a stage add up gradients, that nothing hides.
+        """Return the seconds of reducing gradients between the devices of a stage that nothing hides.
 
-        Without micro-batches they travel while the backward pass goes on, all but the last layer's; with them, only in
-        the last micro-batch's. Between processes of one host nothing is hidden.
+        Without micro-batches, gradients are sent during the backward pass, except those of the last layer. With
+        micro-batches, they are sent only during the backward pass of the last one. Nothing is hidden between processes
+        of one host.
         """
         size = self.held_bytes(stage)
         needed = self.link.all_reduce_seconds(size, stage.devices)
@@ -324,10 +327,10 @@ class Setting:
         return max(needed - backward, self.link.all_reduce_seconds(first, stage.devices))
 
     def fixed_seconds(self, stages: int) -> float:
-        """Return what is fixed in a step with so many stages.
+        """Return the fixed seconds of a step with this many stages.
 
-        Where gradients are added up it is what tfdist's step has. A pipeline's has no more than Keras' own, which is
-        measured alone.
+        If gradients are reduced, they are those of tfdist's step. A pipeline has no more than those of Keras' own step,
+        which is measured alone.
         """
         return (self.profile if stages == 1 else self._alone).fixed_seconds
 
@@ -336,7 +339,7 @@ class Setting:
         return self.profile.update_seconds * self._held(stage) / self.shards / self.kinds[stage.kind].speed
 
     def adding_seconds(self, stage: Stage) -> float:
-        """Return the seconds in which a micro-batch's gradients are added to those of the ones before it."""
+        """Return the seconds of adding a micro-batch's gradients to those of earlier ones."""
         if not self.flushes or self.microbatches == 1:
             return 0.0
         return self.profile.adding_seconds * self._held(stage) / self.kinds[stage.kind].speed
@@ -346,11 +349,11 @@ class Setting:
         return self.held_bytes(stage) / whole if whole else 0.0
 
     def under_way(self, stage: Stage, devices_from_here: int) -> int:
-        """Return for how many micro-batches a device of a stage keeps activations.
+        """Return the number of micro-batches whose activations a device of a stage keeps.
 
         Args:
-            stage: which.
-            devices_from_here: of this stage and of those behind it.
+            stage: the stage.
+            devices_from_here: the number of devices of this stage and of later ones.
         """
         share = math.ceil(self.microbatches / (1 if self.replicas else stage.devices))
         ahead = math.ceil(devices_from_here / stage.devices)
@@ -361,7 +364,7 @@ class Setting:
         return min(share, ahead) if self.flushes else ahead
 
     def most_under_way(self, stage: Stage) -> float:
-        """Return for how many micro-batches a device of a stage has memory; below 0 if for none, and no weights."""
+        """Return the number of micro-batches that a device of a stage has memory for; below 0 if weights do not fit."""
         free = self.kinds[stage.kind].memory_bytes
         if free == math.inf:
             return math.inf
@@ -371,7 +374,7 @@ class Setting:
         return math.inf if free >= none else -math.inf
 
     def memory(self, stage: Stage, devices_from_here: int) -> Memory:
-        """Return the bytes on a device of a stage, given the devices of this stage and of those behind it."""
+        """Return the memory of a device of a stage, given the number of devices of this stage and of later ones."""
         return self._memory(stage, self.under_way(stage, devices_from_here))
 
     def _memory(self, stage: Stage, live: int) -> Memory:

@@ -1,8 +1,8 @@
-"""Find the stages with the shortest step or the lowest price that fit into memory, exactly. Loads no TensorFlow.
+"""The exact search for stages with the shortest step or the lowest price that fit into memory. Loads no TensorFlow.
 
-Dynamic programming from the last layer to the first. For each place and set of devices it keeps the triples of slowest
-pace, passing and end (see `predict`) of which no other is lower in all three. The cost of a step rises in each of them,
-so the best stages are among these, whatever comes before.
+It is dynamic programming from the last layer to the first. For each place and set of devices, it keeps the triples of
+slowest pace, passing and end (see `predict`) that no other triple beats in all three. The cost of a step rises in each
+of them, so the best stages are among these, whatever comes before.
 """
 
 import math
@@ -22,7 +22,7 @@ _ROUNDING = 1e-12  # sums in another order may differ by it
 
 
 class _Kept(NamedTuple):
-    """Stages from a place on, and what they add up to."""
+    """The stages from a place on, and the sums of their contributions."""
 
     pace: float
     passing: float
@@ -32,7 +32,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """A stage that may be there, and with how many devices from it on it fits into memory."""
+    """A possible stage, and the number of devices from it on with which it fits into memory."""
 
     stage: Stage
     adds: Parts
@@ -50,7 +50,7 @@ class _Search:
         self._choices = {begin: self._choices_from(begin) for begin in self._begins}
 
     def fronts(self, objective: str) -> list[tuple[Stage, ...]]:
-        """The candidates for the lowest cost, for each set of devices."""
+        """Return candidates for the lowest cost, for each set of devices."""
         slowest = {used: front[0] for used, front in self._all(None).items()}
         if objective == "price":  # a slow step may be cheap: no bound on the time alone holds
             least = min((one.pace for one in slowest.values()), default=0.0)
@@ -64,7 +64,7 @@ class _Search:
         return [one.stages for front in self._all((least, most)).values() for one in front]
 
     def _choices_from(self, begin: int) -> list[_Choice]:
-        """The stages from a place on that fit into memory with nothing after them."""
+        """Return the stages that may begin at a place and fit into memory with nothing after them."""
         setting, found = self._setting, []
         for end in [*(place for place in self._begins if place > begin), self._layers]:
             any_fits = False
@@ -117,20 +117,21 @@ class _Search:
 def best_stages(
     setting: Setting, *, objective: str = "time", limits_memory: bool = True, uses_all: bool = True
 ) -> tuple[Stage, ...] | None:
-    """Return the stages with the lowest cost; of equal ones the fewest, whose stages begin earliest.
+    """Return the stages with the lowest cost; ties go to the fewest stages, then to those that begin earliest.
 
     Args:
-        setting: what they are for.
-        objective: one of `OBJECTIVES`.
-        limits_memory: whether devices have no more memory than their kind says.
-        uses_all: whether every device has to have a stage.
+        setting: the job and the devices.
+        objective: the objective, one of `OBJECTIVES`.
+        limits_memory: whether stages must fit into the memory of their devices.
+        uses_all: whether every device must have a stage.
     Returns:
         The stages, or None if none fit.
     Raises:
-        ConfigError: the objective is none.
+        ConfigError: the objective is unknown.
 
-    Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019. Theirs makes the
-    slowest stage short, which is a step without a flush; this one the whole step, with memory, on unlike devices.
+    Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019. PipeDream
+        shortens the slowest stage, which is a step without a flush. This search shortens the whole step, within memory,
+        on different devices.
     """
     validation.one_of("objective", objective, OBJECTIVES)
     search = _Search(setting, limits_memory=limits_memory, uses_all=uses_all)
@@ -139,7 +140,7 @@ def best_stages(
 
 
 def cost(setting: Setting, stages: Sequence[Stage], objective: str = "time") -> float:
-    """The objective: the seconds of a step, or the price of the devices in that time."""
+    """Return the value of the objective: the seconds of a step, or the price of the devices for that time."""
     seconds = step_time.predict(setting, stages).seconds
     if objective == "time":
         return seconds
@@ -151,7 +152,7 @@ def _order(stages: Sequence[Stage]) -> tuple[int, list[tuple[int, int, int]]]:
 
 
 def _keep(front: list[_Kept], one: _Kept) -> None:
-    """Add a candidate that no other is below, and drop those that it is below; of equals the first in order stays."""
+    """Add a candidate unless another beats it, and drop those that it beats; of equals, the first in order stays."""
     for other in front:
         if other.pace <= one.pace and other.passing <= one.passing and other.end <= one.end:
             if other[:3] == one[:3] and _order(one.stages) < _order(other.stages):

@@ -1,15 +1,15 @@
-"""Predict the step time of given stages, with its terms. Loads no TensorFlow.
+"""The prediction of the step time of given stages, with its terms. Loads no TensorFlow.
 
 With a flush, the first micro-batch goes through all stages, the others follow at the pace of the slowest, and then
 gradients are added up and weights updated:
 
     step = sum_s (f_s + x_s) + (M - 1) max_s max(c_s + a_s, x_s) + max_s (r_s + u_s)
 
-c_s: forward and backward pass of a micro-batch in stage s; f_s: that of the first one, for which processes of one host
-have it to themselves, else as c_s; a_s: its gradients, added to those of the ones before; x_s: what travels to it and
-back; r_s: the part of the reduction that nothing hides; u_s: the update. Where stages are alike the first two terms are
-(M + K - 1) c, but for a and f. Without a flush (PipeDream) a step of M micro-batches is M times the slowest of
-c_s + u_s, x_s and r_s.
+c_s: the forward and backward pass of a micro-batch in stage s; f_s: the same for the first micro-batch, when one
+process of a host has it to itself, else as c_s; a_s: the addition of its gradients to those of earlier ones; x_s:
+sending to the stage and back; r_s: the part of the reduction that nothing hides; u_s: the update. If stages are alike,
+the first two terms are (M + K - 1) c, except for a and f. Without a flush (PipeDream) a step of M micro-batches is M
+times the slowest of c_s + u_s, x_s and r_s.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Parts:
 
     Attributes:
         pace: the time between two micro-batches.
-        passing: the time of the first micro-batch here and on the way.
+        passing: the time of the first micro-batch in the stage and on the way to it.
         end: the time after the last micro-batch.
     """
 
@@ -35,17 +35,17 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A step with given stages.
+    """The prediction of a step with given stages, in seconds of each term.
 
     Attributes:
-        seconds: of the step; the sum of the five terms and of what is fixed.
-        compute: of the stage that computes longest, adding up gradients included.
-        bubble: in which that stage waits for others.
-        communication: that nothing hides, between stages.
-        reduction: that nothing hides, of gradients between the devices of a stage.
-        update: of the optimizer.
-        fixed: of a step beside all of that.
-        memory: on a device of each stage.
+        seconds: the time of the step: the sum of the five terms and the fixed time.
+        compute: the computing time of the stage that computes longest, including the addition of gradients.
+        bubble: the time in which that stage waits for others.
+        communication: the communication between stages that nothing hides.
+        reduction: the reduction of gradients between the devices of a stage that nothing hides.
+        update: the optimizer's update.
+        fixed: the rest of a step.
+        memory: the memory of a device of each stage.
     """
 
     seconds: float
@@ -59,7 +59,7 @@ class Prediction:
 
     @property
     def bubble_part(self) -> float:
-        """The bubble as a part of the time of computing and waiting; (K - 1) / (M + K - 1) where stages are alike."""
+        """The bubble as a part of the time of computing and waiting; (K - 1) / (M + K - 1) if stages are alike."""
         return self.bubble / (self.compute + self.bubble) if self.compute else 0.0
 
     @property
@@ -89,11 +89,11 @@ def step_seconds(setting: Setting, found: Sequence[Parts]) -> float:
 
 
 def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
-    """Return how long a step takes with these stages, and for what.
+    """Return the time of a step with these stages, term by term.
 
     Args:
-        setting: what they are for.
-        stages: in order; together they have all layers.
+        setting: the job and the devices.
+        stages: the stages, in order; together they have all layers.
 
     Example:
         >>> from tfdist.planner.device_kinds import DeviceKind

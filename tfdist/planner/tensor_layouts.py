@@ -1,4 +1,4 @@
-"""Choose layers that cut weights and layers that cut the batch, by HyPar's rule. Loads no TensorFlow.
+"""The choice of layers that cut weights and layers that cut the batch, by HyPar's rule. Loads no TensorFlow.
 
 Two halves of a layer each have half of the batch and all weights ("data"), and exchange gradients of weights. Or they
 have half of the weights and all of the batch ("model"), and exchange sums of outputs. For 2^H devices this is done H
@@ -35,12 +35,12 @@ class TensorLayouts:
 
 
 def inside(choice: Choice, weights: float, outputs: float) -> float:
-    """Bytes between two halves of a layer: gradients of weights ("data") or partial outputs ("model")."""
+    """Return the bytes between two halves of a layer: gradients of weights ("data") or partial outputs ("model")."""
     return 2 * (weights if choice == "data" else outputs)
 
 
 def between(first: Choice, second: Choice, outputs: float, errors: float) -> float:
-    """The bytes that travel between a layer and the next one, for two halves.
+    """Return the bytes sent between a layer and the next one, for two halves.
 
     Example:
         >>> [between(a, b, 4.0, 8.0) for a in ("data", "model") for b in ("data", "model")]
@@ -52,22 +52,22 @@ def between(first: Choice, second: Choice, outputs: float, errors: float) -> flo
 
 
 def traffic(choices: Sequence[Choice], weights: Sequence[float], outputs: Sequence[float]) -> float:
-    """The bytes that travel in a chain of layers with these choices, between two halves."""
+    """Return the bytes sent between two halves of a chain of layers with these choices."""
     own = sum(inside(*one) for one in zip(choices, weights, outputs, strict=True))
     pairs = zip(choices[:-1], choices[1:], outputs[:-1], strict=True)
     return own + sum(between(first, second, size, size) for first, second, size in pairs)
 
 
 def layouts(profile: Profile, devices: int) -> TensorLayouts:
-    """Return for each layer what it divides at each halving of the devices, so that least travels at that halving.
+    """Return the choice of each layer at each halving of the devices that minimizes the bytes sent at that halving.
 
     Layers count in the order of the profile, as a chain; those without weights divide what the one before divides.
 
     Args:
-        profile: of the model.
-        devices: a power of 2.
+        profile: the profile of the model.
+        devices: the number of devices, a power of 2.
     Raises:
-        ConfigError: they are none.
+        ConfigError: the number is not a power of 2.
 
     Example:
         >>> from tfdist.planner.layer_profile import LayerProfile
@@ -80,8 +80,8 @@ def layouts(profile: Profile, devices: int) -> TensorLayouts:
         >>> layouts(profile, 2).levels
         (('data', 'model'),)
 
-    Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. As theirs,
-    each halving is the best one given those before; all of them together need not be.
+    Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. As in HyPar,
+        each halving is the best one given those before; all of them together need not be.
     """
     validation.integer("devices", devices, minimum=2)
     if devices & (devices - 1):
@@ -112,7 +112,7 @@ def layouts(profile: Profile, devices: int) -> TensorLayouts:
 
 
 def _least(weights: Sequence[float], outputs: Sequence[float]) -> tuple[Choice, ...]:
-    """The choices with the least traffic; of equal ones those that divide the batch first."""
+    """Return the choices with the least traffic; ties go to those that divide the batch first."""
     best: dict[Choice, tuple[float, tuple[Choice, ...]]] = {
         choice: (inside(choice, weights[0], outputs[0]), (choice,)) for choice in _CHOICES
     }

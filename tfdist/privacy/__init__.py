@@ -1,4 +1,4 @@
-"""Differentially private training: what a model may tell of one example is bounded, and accounted for.
+"""Differentially private training, which bounds and accounts for what a model reveals about one example.
 
 Example:
     >>> model = tfdist.privacy.make_private(model, epsilon=3, delta=1e-5)              # doctest: +SKIP

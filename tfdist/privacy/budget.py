@@ -1,4 +1,4 @@
-"""The privacy that a model's training may spend, and what it has spent."""
+"""The privacy budget of a model's training, and the part of it that is spent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,16 +13,16 @@ _HINT = "Train for fewer epochs, or say before the first fit how many there will
 
 
 class PrivacyBudgetError(TfdistError, RuntimeError):
-    """A training would spend more privacy than its budget has.
+    """The error of a training that would spend more privacy than its budget has.
 
     Args:
-        message: what is said.
+        message: the text of the error.
 
     Attributes:
-        epsilon: the budget.
-        delta: of the budget and of what is spent.
-        would_spend: epsilon after the training that was asked for.
-        spent: epsilon until now.
+        epsilon: the epsilon of the budget.
+        delta: the delta of the budget and of all that is spent.
+        would_spend: the epsilon after the training that was asked for.
+        spent: the epsilon that is spent so far.
 
     Example:
         >>> PrivacyBudgetError("too much", epsilon=3.0, delta=1e-5, would_spend=3.2, spent=2.9).would_spend
@@ -70,11 +70,11 @@ class Budget:
         return accounting.epsilon(self.spent, self.delta)
 
     def noise_multiplier(self, rate: float, steps: int) -> float:
-        """Return the noise with which so many steps spend a whole budget."""
+        """Return the noise multiplier with which this number of steps spends a whole budget."""
         return accounting.noise_multiplier_for(self.epsilon, self.delta, rate, steps)
 
     def require(self, planned: NoisySteps, *, what: str = "steps", hint: str = _HINT) -> None:
-        """Raise `PrivacyBudgetError` if steps would spend more than there is; the message calls them ``what``."""
+        """Raise `PrivacyBudgetError` if steps would spend more than is left; the message calls them ``what``."""
         after = self.after(planned).spent_epsilon
         if after > self.epsilon:
             spent = self.spent_epsilon
@@ -88,7 +88,7 @@ class Budget:
             )
 
     def _left(self, planned: NoisySteps) -> int:
-        """The largest number of steps that the budget still has."""
+        """Return the largest number of steps that the budget still allows."""
         low, high = 0, planned.steps
         while low + 1 < high:
             middle = (low + high) // 2

@@ -1,7 +1,7 @@
 """Gradients of single examples, each clipped, and their sum.
 
-Examples are computed some at a time by `tf.vectorized_map`, which makes one graph of all: the model runs on batches of
-one. Everything that a model's variables would be changed to stays inside; what would change is refused.
+`tf.vectorized_map` computes some examples at a time, in one graph: the model runs on batches of one. Changes that the
+model would make to its variables stay inside; they are refused.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ class Clipped:
     """The sums over the examples of a batch, and its losses and outputs.
 
     Attributes:
-        sums: for each trainable weight, the sum of the clipped gradients.
+        sums: the sum of the clipped gradients for each trainable weight.
         losses: the loss of each row, float32.
-        outputs: the model's outputs, a row for each row.
+        outputs: the model's outputs, one row for each row of the batch.
     """
 
     sums: list[tf.Tensor]
@@ -43,7 +43,7 @@ class Clipped:
 def clipped_sum(model: keras.Model, data: Any, counts: tf.Tensor, clip: float) -> Clipped:
     """Add up the clipped gradients of the rows that count, bool ``[rows]``; there is at least one row.
 
-    Data are x, y and sample weight, as Keras' step has them; the norm of an example is over all weights.
+    The data are x, y and sample weight, as Keras' step has them; the norm of an example is over all weights.
     """
     example = _Example(model, data)
     present = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
@@ -91,7 +91,7 @@ def _factors(gradients: list[tf.Tensor], counts: tf.Tensor, clip: float) -> tupl
 
 
 class _Example:
-    """A model that is run on one example, with values of its variables that nothing changes."""
+    """A model that runs on one example, with values of its variables that nothing changes."""
 
     def __init__(self, model: keras.Model, data: Any) -> None:
         self._model = model
@@ -115,10 +115,10 @@ class _Example:
         return [tf.TensorSpec(one.shape, one.dtype) for one in made]
 
     def of_some(self, present: list[tf.Tensor], specs: list[tf.TensorSpec]) -> Callable[..., Any]:
-        """A function that gives the gradients, losses and outputs of several examples.
+        """Return a function that computes the gradients, losses and outputs of several examples.
 
-        TensorFlow cannot vectorize some loops, such as those of recurrent layers with a mask, and what it makes of
-        attention crashes on CPUs; then one example follows the other.
+        TensorFlow cannot vectorize some loops, such as those of recurrent layers with a mask, and its vectorized
+        attention crashes on CPUs. Then the examples are computed one after another.
         """
         inputs = [tf.TensorSpec([None], tf.int32)]
         inputs += [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in present]
@@ -139,7 +139,7 @@ class _Example:
 
     @_untraced
     def gradients(self, given: tuple[tf.Tensor, ...]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The gradient of one example for each weight, and its loss and outputs."""
+        """Return the gradient of one example for each weight, and its loss and outputs."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.values)
             made = self._run(given)
@@ -170,14 +170,14 @@ def _traced(function: Callable[..., Any], inputs: list[tf.TensorSpec]) -> Any:
 
 
 def _crashes(traced: Any) -> bool:
-    """True if a function has an Einsum of five dimensions, in which oneDNN corrupts memory (TensorFlow 2.21)."""
+    """Return whether a function has an Einsum of five dimensions, in which oneDNN corrupts memory (TensorFlow 2.21)."""
     sums = [one for one in traced.graph.get_operations() if one.type == "Einsum"]
     return any(operand.shape.rank is None or operand.shape.rank > 4 for one in sums for operand in one.inputs)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to itself that TensorFlow cannot vectorize something."""
+    """Suppress TensorFlow's warnings that it cannot vectorize something."""
     logger = tf.get_logger()
     logger.addFilter(_nothing)
     try:

@@ -33,32 +33,32 @@ def make_private(
     steps: int | None = None,
     seed: int | None = None,
 ) -> keras.Model:
-    """Let `fit` of one compiled model be differentially private: (epsilon, delta) for each example of its data.
+    """Make `fit` of one compiled model differentially private: (epsilon, delta) for each example of its data.
 
     A step clips the gradient of each example to the norm ``clip``, adds Gaussian noise to the sum, once over all
     replicas and workers, and divides by the expected size of a batch. Batches are Poisson samples
-    (`tfdist.data.poisson`). The history has ``epsilon``: what was spent until the end of each epoch, by privacy loss
-    distributions, for data sets of which one has one example more.
+    (`tfdist.data.poisson`). The history has ``epsilon``, the epsilon spent until the end of each epoch. It is computed
+    by privacy loss distributions, for data sets of which one has one example more.
 
-    Guaranteed: weights tell no more of an example than (epsilon, delta) allows. Training that would spend more is
-    refused before it begins. Not covered: the metrics in the history, which are exact; validation data; what is chosen
-    by training several times.
+    Guaranteed: the weights reveal no more about an example than (epsilon, delta) allows. Training that would spend more
+    is refused before it begins. Not covered: the metrics in the history, which are exact; validation data; choices that
+    are made by training several times.
 
     Args:
-        model: a Keras model that trains by Keras' own step, compiled, without states that depend on examples.
-        epsilon: the budget.
+        model: a compiled Keras model that trains by Keras' own step, without states that depend on examples.
+        epsilon: the epsilon of the budget.
         delta: the probability with which the budget may fail, less than 1 / examples.
         clip: the largest norm of an example's gradient over all weights.
         noise_multiplier: the standard deviation of the noise of the sum, in units of ``clip``. Default: the smallest
-            with which the steps that are planned spend the budget.
-        steps: the number of steps that are planned, over all calls of `fit`. Default: those of the first call.
-        seed: of the noise, for tests: whoever knows it can take the noise out again. Default: secret random bits.
+            with which the planned steps spend the budget.
+        steps: the number of planned steps, over all calls of `fit`. Default: the steps of the first call.
+        seed: the seed of the noise, for tests: anyone who knows it can remove the noise. Default: secret random bits.
     Returns:
         The model itself.
     Raises:
-        ConfigError: an argument cannot be used, or the model is not compiled.
-        UnsupportedError: in `fit`: data are no Poisson samples; the model, its optimizer or its strategy would compute
-            something else.
+        ConfigError: an argument has an invalid value, or the model is not compiled.
+        UnsupportedError: in `fit`: the data are no Poisson samples; or the model, its optimizer or its strategy would
+            compute something else.
         PrivacyBudgetError: in `fit`: it would spend more than epsilon.
         MissingDependencyError: the extra ``privacy`` is not installed.
 
@@ -152,7 +152,7 @@ class _Private:
         return type(model).fit(model, x, callbacks=[account, *callbacks], **kwargs)
 
     def _prepare(self, batches: PoissonBatches, planned: int) -> None:
-        """Decide on the noise, and let the model have its private step."""
+        """Decide on the noise, and give the model its private step."""
         model = self._model
         rate = batches.rate
         if self._noise_multiplier is None:
@@ -172,29 +172,29 @@ class _Private:
         return self._noise
 
     def require(self, planned: int, rate: float) -> None:
-        """Raise `PrivacyBudgetError` if so many more steps would spend more than there is."""
+        """Raise `PrivacyBudgetError` if this number of further steps would spend more than is left."""
         self.count_updates(rate)
         self.budget.require(NoisySteps(self.noise().noise_multiplier, rate, planned))
 
     def count_updates(self, rate: float) -> None:
-        """Take note of updates that an optimizer has made in another process, of which it was restored."""
+        """Count the updates that a restored optimizer has made in another process."""
         optimizer = self._model.optimizer
         self.take_to(int(optimizer.iterations.numpy()) * (optimizer.gradient_accumulation_steps or 1), rate)
 
     def take_to(self, steps: int, rate: float) -> None:
-        """Note that so many steps of this model were taken altogether."""
+        """Record the total number of steps that this model has taken."""
         if steps > self.budget.steps:
             taken = NoisySteps(self.noise().noise_multiplier, rate, steps - self.budget.steps)
             self.budget = self.budget.after(taken)
 
     def begin_at(self, steps: int) -> None:
-        """Let the next step have its own noise."""
+        """Set the step's number, so that its noise differs from that of all other steps."""
         assert self._counter is not None
         self._counter.assign(steps)
 
 
 class _Account(keras.callbacks.Callback):
-    """Counts steps, refuses those that the budget does not have, and puts epsilon in the logs."""
+    """A callback that counts steps, refuses those that the budget does not have, and puts epsilon in the logs."""
 
     def __init__(self, private: _Private, steps: int, epochs: int, rate: float) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class _Account(keras.callbacks.Callback):
 
 
 def _required(model: keras.Model, x: Any) -> PoissonBatches:
-    """The data, if they and the model are such that a step is private and computes what it says."""
+    """Return the data, if with them and the model a step is private and computes what it says; else raise."""
     if not model.compiled or model.optimizer is None:
         raise ConfigError(f"model {model.name!r} is not compiled. Call model.compile() first.", name="model")
     if not isinstance(x, PoissonBatches):

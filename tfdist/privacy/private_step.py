@@ -1,4 +1,4 @@
-"""The training step of a private model: clipped gradients of examples, added up, and noise once for the sum."""
+"""The training step of a private model: the sum of the examples' clipped gradients, with noise added once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class Noise:
 
 
 class PrivateStep:
-    """A `train_step` for Keras; on several replicas the first adds the noise, and sums are taken as always.
+    """A `train_step` for Keras; if there are several replicas, the first one adds the noise before the usual sum.
 
     Args:
         model: the model that is trained.
-        noise: returns what the step adds, when it is traced.
-        counter: the number of the step, an integer variable, so that no two steps have the same noise.
+        noise: a function that returns the noise settings when the step is traced.
+        counter: an integer variable with the number of the step, so that no two steps have the same noise.
     """
 
     #: no rule of how replicas' results are put together has to be found out
@@ -121,7 +121,7 @@ def _leaves(data: Any) -> list[tf.Tensor]:
 
 
 def _with_a_row(data: Any) -> Any:
-    """The batch, with a row of zeros if it is empty: layers and kernels are not made for no rows."""
+    """Return the batch, with a row of zeros if it is empty: layers and kernels do not support empty batches."""
     missing = tf.cast(_rows(data) == 0, tf.int32)
 
     def padded(leaf: Any) -> Any:

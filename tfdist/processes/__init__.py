@@ -1,1 +1,1 @@
-"""Local processes, for any room: pools, forked workers, guarded folders and memory, and how a process ended."""
+"""Local processes for all packages: pools, forked workers, guarded folders and memory, and exit statuses."""

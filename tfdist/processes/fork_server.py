@@ -105,15 +105,11 @@ class ForkServer:
         self, argv: Sequence[str], environment: Mapping[str, str], *, stdin: int, stdout: int, stderr: int
     ) -> int:
         """Fork a worker that runs ``argv`` in its own session, as a child of this thread, which must outlive it."""
-        request = json.dumps({"argv": list(argv[1:]), "environment": dict(environment)}).encode()
         while True:
             worker = self.idle.pop() if self.idle else self._fork()
             try:
                 with worker.channel:
-                    worker.channel.settimeout(REPLY_SECONDS)
-                    header = forking.NUMBER.pack(len(request))
-                    socket.send_fds(worker.channel, [header], [stdin, stdout, stderr])
-                    worker.channel.sendall(request)
+                    hand_over(worker.channel, argv, environment, (stdin, stdout, stderr))
             except OSError:  # it was killed while it had nothing to do
                 worker.end()
             else:
@@ -159,6 +155,16 @@ class ForkServer:
             self.process.kill()  # it holds nothing
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_SECONDS)
+
+
+def hand_over(
+    channel: socket.socket, argv: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int, int]
+) -> None:
+    """Tell a forked worker what to run."""
+    request = json.dumps({"argv": list(argv[1:]), "environment": dict(environment)}).encode()
+    channel.settimeout(REPLY_SECONDS)
+    socket.send_fds(channel, [forking.NUMBER.pack(len(request))], streams)
+    channel.sendall(request)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def fork_workers(agent: socket.socket) -> None:
         request, streams = receive(own)
     if request is None:
         os._exit(0)  # it was never needed
-    _take(request["environment"], streams)
+    take(request["environment"], streams)
     become(request["argv"])
 
 
@@ -169,7 +169,7 @@ def _fork_again(there: socket.socket) -> None:
     there.close()
 
 
-def _take(environment: dict[str, str], streams: list[int]) -> None:
+def take(environment: dict[str, str], streams: list[int]) -> None:
     """Set environment, standard streams, and new random seeds."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)  # none is below 3: those are open here

@@ -1,4 +1,4 @@
-"""Waits for the end of the agent; if the agent was killed, ends the job and removes its files.
+"""A process that waits for the end of the agent; if the agent was killed, it ends the job and removes its files.
 
 `python guardian.py JOB_ID [files and directories ...]`. The agent holds the other end of standard input. It writes a
 worker's session, the negative number once nothing of that session is left, and "done" when everything is in order. The
@@ -33,7 +33,7 @@ def main(job_id: str, *paths: str) -> None:
 
 
 def sessions_left(said: Sequence[int]) -> set[int]:
-    """The sessions that the agent has named and not taken back.
+    """Return the sessions that the agent has named and not taken back.
 
     Example:
         >>> sessions_left([41, 42, -41])
@@ -58,7 +58,7 @@ def end_job(job_id: str, *, sessions: Collection[int]) -> None:
 
 
 def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
-    """Processes in one of the sessions or with the job's id, except this one."""
+    """Return the processes in one of the sessions or with the job's id, except this one."""
     import os
 
     import psutil
@@ -73,12 +73,12 @@ def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
 
 
 def _has_id(environ: Mapping[str, str], job_id: str) -> bool:
-    """True if a process belongs to the job, or to the part of a job on this host."""
+    """Return whether a process belongs to the job, or to the part of a job on this host."""
     return job_id in (JOB_ID.read(environ), JOB_PART.read(environ))
 
 
 def remove(path: str) -> None:
-    """Remove a file or folder with the files listed in it; missing ones are no error."""
+    """Remove a file, or a folder after the files listed in it; missing ones are no error."""
     import glob
     import os
 
@@ -108,7 +108,7 @@ def remove_listed(listing: str) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process; an ended one is no error."""
+    """Kill a process; do nothing if it has ended."""
     import os
 
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -29,7 +29,7 @@ _HOST_FILE = "host"
 class Guard:
     """The temporary folders of a job, and its guardian.
 
-    What is in `memory` (in memory if possible) outlives the workers, not the job.
+    The content of `memory` (in memory if possible) outlives the workers, but not the job.
     """
 
     job_id: str
@@ -61,7 +61,7 @@ def guarded(
     also: tuple[Path, ...] = (),
     if_killed: tuple[Path, ...] = (),
 ) -> Iterator[Guard]:
-    """Yield a guard; afterwards its folders and process are gone, and those of dead jobs before."""
+    """Yield a guard; after the block its folders and process are gone, and so are leftovers of dead jobs."""
     with contextlib.ExitStack() as stack:
         try:
             clear([parent or Path(tempfile.gettempdir()), *([MEMORY] if in_memory else [])])

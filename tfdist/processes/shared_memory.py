@@ -1,4 +1,4 @@
-"""Checks that /dev/shm is large enough for a job.
+"""Checks whether /dev/shm is large enough for a job.
 
 Containers get 64 MiB by default. NCCL needs more to move gradients between GPUs of a host, and so do states that are
 held in memory for restarts.
@@ -20,7 +20,7 @@ _GPU = re.compile(r"nvidia\d+")
 
 
 def observe(folder: Path = MEMORY) -> int | None:
-    """The size in bytes; None if there is none."""
+    """Return the size in bytes; None if there is no such folder."""
     try:
         return shutil.disk_usage(folder).total
     except OSError:
@@ -28,17 +28,17 @@ def observe(folder: Path = MEMORY) -> int | None:
 
 
 def count_gpus(devices: Iterable[str]) -> int:
-    """The number of GPUs among device names; a container has only its own."""
+    """Return the number of GPUs among device names; a container has only its own."""
     return sum(_GPU.fullmatch(name) is not None for name in devices)
 
 
 def observe_gpus(folder: Path = Path("/dev")) -> int:
-    """The number of NVIDIA GPUs of this machine or container."""
+    """Return the number of NVIDIA GPUs of this machine or container."""
     return count_gpus(path.name for path in folder.glob("nvidia*"))
 
 
 def complaint(total_bytes: int | None, *, gpus: int, holds_states: bool) -> str | None:
-    """Return the problem with the size and its cure; None if the size is enough."""
+    """Return the problem with the size and its fix; None if the size is enough."""
     size = total_bytes or 0
     why = []
     if gpus > 1 and size < NCCL_BYTES:

@@ -1,8 +1,8 @@
-"""Finds the worker that failed first, and describes its failure. Reading a record is the only effect.
+"""The failure of a job's workers: which one failed first, and how. Reading a record is the only effect.
 
-Other workers fail after it, because their collectives break, so the first failure by time is the cause. An exception's
-time is when the worker recorded it. That of a death without a record is when the agent saw it, perhaps a moment after
-the others met the closed connection.
+Other workers fail after it, because their collectives break, so the first failure by time is the cause. The time of an
+exception is the time at which the worker recorded it. The time of a death without a record is that at which the agent
+saw it, perhaps a moment after the others noticed the closed connection.
 """
 
 import json
@@ -28,10 +28,10 @@ class Record:
     """A worker's record of its own failure.
 
     Attributes:
-        clock: time.monotonic() at the failure; all processes of a host share this clock.
-        type: name of the exception's class.
-        message: its text.
-        traceback: as Python prints it.
+        clock: the value of time.monotonic() at the failure, in seconds; all processes of a host share this clock.
+        type: the name of the exception's class.
+        message: the text of the exception.
+        traceback: the traceback as Python prints it.
         exit_code: the exit code with which the process was going to end.
     """
 
@@ -47,11 +47,11 @@ class Failure:
     """A worker that failed.
 
     Attributes:
-        worker: its index.
-        time: when, on the agent's monotonic clock in seconds.
-        returncode: of its process; negative for a signal.
-        record: what it wrote, or None when it could not.
-        name: what it is called in a job whose processes are not all workers, such as "ps 0".
+        worker: the index of the worker.
+        time: the time of the failure, on the agent's monotonic clock in seconds.
+        returncode: the return code of its process; negative for a signal.
+        record: the record that it wrote, or None if it could not.
+        name: its name in a job whose processes are not all workers, such as "ps 0".
     """
 
     worker: int
@@ -62,7 +62,7 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of this failure: its own, or 128 + the number of the signal.
+        """The exit code of this failure: that of the process, or 128 + the number of the signal.
 
         Example:
             >>> Failure(worker=0, time=0.0, returncode=-9).exit_code
@@ -78,9 +78,9 @@ class Outcome:
     """The outcome of a job.
 
     Attributes:
-        exit_code: 0; or that of the first failure; or 128 + the number of the signal that ended the job.
+        exit_code: 0; or the exit code of the first failure; or 128 + the number of the signal that ended the job.
         failures: the workers that failed on their own, the root cause first.
-        received: the signal to the agent that ended the job, if none of them did.
+        received: the signal to the agent that ended the job, if no worker did.
     """
 
     exit_code: int
@@ -99,7 +99,7 @@ class Outcome:
 
 
 def read_record(path: Path) -> Record | None:
-    """The record in a file; None if there is no valid one."""
+    """Return the record in a file; None if there is no valid one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         clock, exit_code = float(content["clock"]), int(content["exit_code"])
@@ -112,12 +112,12 @@ def read_record(path: Path) -> Record | None:
 
 
 def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int | None) -> tuple[Failure, ...]:
-    """The workers that failed on their own, the root cause first.
+    """Return the workers that failed on their own, the root cause first.
 
-    Not counted: success, and death without a record after the agent's request. If a signal ended the job, only failures
-    before it count; workers may have received it up to SEEN_LATE_SECONDS earlier. A killed or crashed process did not
-    die of others' exceptions, so its death comes first if it was at most SEEN_LATE_SECONDS before. So does a lost host,
-    which no worker causes and the agent may learn late.
+    Success does not count, nor does death without a record after the agent's request. If a signal ended the job, only
+    failures before it count; workers may have received it up to SEEN_LATE_SECONDS earlier. A killed or crashed process
+    did not die of others' exceptions, so its death comes first if it was at most SEEN_LATE_SECONDS before. The same
+    holds for a lost host, which no worker causes and which the agent may notice late.
     """
     ended = tuple(ended)
     heard = [one for one in ended if received is not None and is_end_by(one.returncode, received)]
@@ -147,18 +147,18 @@ def when_it_ended(heard: float, *, stopped_at: float, was_seen: bool) -> float:
     """Return the time at which a worker has ended, as far as the agent knows.
 
     On a busy machine another worker's exception may arrive before the death that caused it. A worker that ended before
-    the agent's first signal did not end by request, however late that is heard.
+    the agent's first signal did not end by request, however late the agent learns of it.
     """
     return min(heard, stopped_at) if was_seen else heard
 
 
 def is_end_by(returncode: int, number: int) -> bool:
-    """True if a process has ended by this signal, directly or through Python's handler."""
+    """Return whether a process has ended by this signal, directly or through Python's handler."""
     return returncode in (-number, 128 + number)
 
 
 def how_it_ended(returncode: int) -> str:
-    """ "exit code 3", or the name of the signal."""
+    """Return "exit code 3", or the name of the signal."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
@@ -169,7 +169,7 @@ def how_it_ended(returncode: int) -> str:
 
 
 def format_report(failures: Sequence[Failure], *, workers: int, started: float, shown: bool = True) -> str:
-    """The report that ends a failed run: the root cause with its traceback, then what followed."""
+    """Return the report that ends a failed run: the root cause with its traceback, then the failures that followed."""
     root, *later = failures
     ended = how_it_ended(root.returncode if root.record is None else root.exit_code)
     alone = workers == 1
@@ -188,7 +188,7 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float, 
 
 
 def in_short(failure: Failure) -> str:
-    """A worker's failure in a line."""
+    """Return a worker's failure as one line."""
     if failure.record is None:
         return how_it_ended(failure.returncode)
     first_line = failure.record.message.strip().partition("\n")[0]

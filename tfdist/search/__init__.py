@@ -1,4 +1,4 @@
-"""Hyper-parameter search, in a script that `tfdist search` starts, and from a program.
+"""Hyper-parameter search, in a script that `tfdist search` starts or from a program.
 
 Example:
     >>> import tfdist

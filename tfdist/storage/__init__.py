@@ -1,1 +1,1 @@
-"""Files in directories, local or in any store that fsspec reaches: made whole or not at all."""
+"""Files in directories, local or in any store that fsspec reaches, which appear whole or not at all."""

@@ -52,7 +52,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """The use of a cache: blocks that it had, blocks that were fetched, blocks that were evicted."""
+    """The use of a cache: the blocks that it had, that it fetched, and that it evicted."""
 
     hits: int = 0
     misses: int = 0
@@ -66,12 +66,12 @@ class _Store(Protocol):
 
 
 class BlockCache:
-    """Blocks of remote files that were read before; threads may share one, and a pickled one starts anew.
+    """A cache of blocks of remote files; threads may share one, and a pickled one starts empty.
 
     Args:
-        limit_bytes: most bytes that are kept. In a folder, each process may exceed it by a 16th for a moment.
-        folder: where blocks are kept, for processes of one host and for later runs. Default: in memory.
-        block_bytes: size of a block.
+        limit_bytes: the most bytes that are kept. In a folder, each process may exceed it by a 16th for a moment.
+        folder: the folder for the blocks, shared by processes of one host and kept for later runs. Default: in memory.
+        block_bytes: the size of a block, in bytes.
     Raises:
         ConfigError: the limit is below one block.
 
@@ -109,7 +109,7 @@ class BlockCache:
         return functools.partial(BlockCache, folder=self._folder, **sizes), ()
 
     def counts(self) -> Counts:
-        """Return how the cache was used in this process."""
+        """Return the use of the cache in this process."""
         return self._counts
 
     def clear(self) -> None:
@@ -120,13 +120,13 @@ class BlockCache:
     def read_ranges(
         self, ranges: Sequence[tuple[File, int, int]], fetch: Callable[[list[Range]], Sequence[bytes]]
     ) -> list[bytes]:
-        """Return the bytes of each (file, start, length), from blocks; those that are missing are fetched in one go.
+        """Return the bytes of each (file, start, length), from blocks; missing blocks are fetched together.
 
         Args:
-            ranges: must be within their files.
-            fetch: called with (name, start, length) of blocks, sorted; returns the bytes of each.
+            ranges: the ranges as (file, start, length), in bytes; each must lie within its file.
+            fetch: a function called with the sorted (name, start, length) of blocks, which returns the bytes of each.
         Raises:
-            ShortReadError: a block did not come in the length that it must have.
+            ShortReadError: a fetched block has the wrong length.
         """
         blocks = {Block(file, i): None for file, start, length in ranges for i in self._numbers(start, length)}
         have = self._obtain(list(blocks), fetch)
@@ -165,7 +165,7 @@ class BlockCache:
     def _claim(
         self, missing: list[Block], have: dict[Block, bytes]
     ) -> tuple[list[Block], dict[Block, Future[bytes | None]]]:
-        """Take the blocks that the store has; divide the rest into those to fetch here and those on their way."""
+        """Take the blocks that the store has; divide the others into those to fetch here and those on their way."""
         ours: list[Block] = []
         theirs: dict[Block, Future[bytes | None]] = {}
         with self._lock:
@@ -213,7 +213,7 @@ def _result(future: "Future[bytes | None]", block: Block) -> bytes | None:
 
 
 class _Memory:
-    """Blocks in memory, the last used at the end."""
+    """The store of blocks in memory, the last used at the end."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -227,7 +227,7 @@ class _Memory:
         return data
 
     def put(self, block: Block, data: bytes) -> int:
-        """Keep a block, and return how many were evicted for it."""
+        """Store a block, and return the number of blocks that were evicted for it."""
         evicted = 0
         while self._bytes + len(data) > self._limit_bytes:
             self._bytes -= len(self._blocks.popitem(last=False)[1])
@@ -242,10 +242,10 @@ class _Memory:
 
 
 class _Folder:
-    """Blocks in files, each with its checksum at its end; a file's time of change is that of its last use.
+    """The store of blocks in files, each with its checksum at its end; a file's modification time is its last use.
 
-    A block appears by renaming, so it is never read half. Nothing is synced to the disk: the checksum reveals what a
-    crash left. Several processes may clean the folder at once.
+    A block appears by renaming, so it is never read half. Nothing is synced to the disk: the checksum reveals the
+    damage of a crash. Several processes may clean the folder at once.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -271,7 +271,7 @@ class _Folder:
         return content
 
     def put(self, block: Block, data: bytes) -> int:
-        """Keep a block, and return how many were evicted for it; a folder that cannot be written keeps none."""
+        """Store a block, and return the number evicted for it; a folder that cannot be written keeps none."""
         path, size, evicted = self._path(block), len(data) + _CHECKSUM_BYTES, 0
         if size > self._limit_bytes:
             return 0
@@ -304,7 +304,7 @@ class _Folder:
         self._bytes, self._written = 0, self._limit_bytes
 
     def _make_room(self, size: int) -> int:
-        """Remove the least recently used blocks until another of ``size`` fits."""
+        """Remove the least recently used blocks until another block of ``size`` bytes fits."""
         files = sorted(self._files(), key=lambda file: file[1])
         total, evicted = sum(size for _, _, size in files), 0
         for path, _, length in files:
@@ -317,7 +317,7 @@ class _Folder:
         return evicted
 
     def _files(self) -> Iterable[tuple[str, int, int]]:
-        """(path, time of last use, size) of each block, and of what killed writers left."""
+        """Return (path, time of last use, size) of each block, and of the leftovers of killed writers."""
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 is_ours = _BLOCK.fullmatch(entry.name) or is_temporary(entry.name)

@@ -1,6 +1,7 @@
 """The `Storage` protocol, for data and checkpoints in local folders and in any store that fsspec reaches.
 
-A storage is one flat directory. It has files with plain names (`tfdist.storage.files`), made whole or not at all.
+A storage is one flat directory. It has files with plain names (`tfdist.storage.files`), which appear whole or not at
+all.
 """
 
 import os
@@ -29,8 +30,9 @@ _BROKEN_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/[^/]")
 class Storage(Protocol):
     """A flat directory of files.
 
-    Every method takes plain names only, and raises ConfigError for others. StorageError has the file's name and the fix
-    for what the system or a service refuses; a missing file raises MissingFileError, which is also a FileNotFoundError.
+    Every method takes plain names only, and raises ConfigError for others. If the system or a service refuses
+    something, StorageError names the file and the fix. A missing file raises MissingFileError, which is also a
+    FileNotFoundError.
     """
 
     @property
@@ -39,20 +41,20 @@ class Storage(Protocol):
 
     @property
     def local(self) -> Path | None:
-        """The folder, where it is one."""
+        """The folder, if the storage is a local one, or None."""
 
     @property
     def fetched(self) -> float:
-        """The time at which bytes of a file last came, by `time.monotonic`; infinite if that is not known."""
+        """The time at which bytes of a file last arrived, by `time.monotonic`; infinite if it is not known."""
 
     def names(self) -> list[str]:
-        """Return the plain names of the files, sorted; none where there is no directory."""
+        """Return the plain names of the files, sorted; none if there is no directory."""
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""
 
     def state(self, name: str) -> Any:
-        """Return what differs when a file does, as it is now."""
+        """Return the current state of a file: a value that differs whenever the file does."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Return ``length`` bytes from ``start``, or all that follow; ShortReadError if the file ends before that."""
@@ -61,41 +63,41 @@ class Storage(Protocol):
         """Return the bytes of each (name, start, length), in the order of ``ranges``, with few requests; see `read`."""
 
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Write a file in a block: visible, whole and durable when the block ends well; never otherwise."""
+        """Return a context that writes a file, which appears, whole and durable, only if the block ends well."""
 
     def append(self, name: str, line: bytes) -> None:
-        """Add a line to a file that may not exist, durably; a newline is added where ``line`` has none at its end."""
+        """Add a line to a file that may not exist, durably; a newline is added if ``line`` does not end with one."""
 
     def remove(self, name: str) -> None:
-        """Remove a file; nothing happens where there is none."""
+        """Remove a file; do nothing if there is none."""
 
     def lock(
         self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[None]:
-        """Be the only writer for a block, if the storage can; an object store cannot.
+        """Return a context in which the caller is the only writer, if the storage can; an object store cannot.
 
         Raises:
-            DeadlineError: another writer had it all the time.
+            DeadlineError: another writer had the lock all the time.
         """
 
 
 class FolderStorage(Storage, Protocol):
-    """A storage with folders that are published: complete, or not there, whenever a process is killed.
+    """A storage that publishes folders: complete, or not there at all, whenever a process is killed.
 
-    `keeps_names`: a file may have the same name in each publication, because folders appear at once. If not, its name
-    ends with the mark of its publication, and the file that is last makes the folder count.
+    `keeps_names`: whether a file may have the same name in each publication, because folders appear at once. If not,
+    its name ends with the mark of its publication, and the folder counts once its last file is there.
     """
 
     keeps_names: bool
 
     def folders(self) -> list[str]:
-        """Return the plain names of the folders, sorted; none where there is no directory."""
+        """Return the plain names of the folders, sorted; none if there is no directory."""
 
     def folder(self, name: str) -> "FolderStorage":
         """Return the storage of a folder."""
 
     def array(self, name: str, most: int) -> NDArray[np.uint8]:
-        """Return the bytes of a file, not to be written to; CorruptDataError for more than ``most``."""
+        """Return the bytes of a file, not to be written to; CorruptDataError if there are more than ``most``."""
 
     def publish(
         self,
@@ -107,13 +109,13 @@ class FolderStorage(Storage, Protocol):
         is_joint: bool,
         on_ready: Callable[[Path | None], None],
     ) -> None:
-        """Make a folder of these files, and of those that others stage for it where it is joint, or make nothing."""
+        """Make a folder of these files, and of those that others stage for a joint one; or make nothing."""
 
     def stage(self, name: str, files: NewFiles, *, mark: str) -> None:
-        """Write files of a folder that another process publishes."""
+        """Write the files of a folder that another process publishes."""
 
     def staged(self, name: str, file: str, *, mark: str) -> bytes | None:
-        """Return the bytes of a file that `stage` wrote; None where there is none yet."""
+        """Return the bytes of a file that `stage` wrote; None if there is none yet."""
 
     def is_staged(self, name: str, *, mark: str) -> bool:
         """Return whether `stage` was called in the same directory, by any process."""
@@ -125,7 +127,7 @@ class FolderStorage(Storage, Protocol):
         """Remove a folder as far as that is possible, the last file first."""
 
     def clean(self, kind: FolderKind, *, spare: str | None = None) -> None:
-        """Remove what killed processes left, but no folder whose mark begins with ``spare``."""
+        """Remove the leftovers of killed processes, but no folder whose mark begins with ``spare``."""
 
     def remove_directory(self) -> None:
         """Remove the directory itself, unless something is in it."""
@@ -139,9 +141,9 @@ def storage(
     follow_symlinks: bool = False,
     durable: bool = True,
 ) -> FolderStorage:
-    """The storage of a directory, which need not exist; nothing is read or written yet.
+    """Return the storage of a directory, which need not exist; nothing is read or written yet.
 
-    What is made without ``durable`` may be lost with the power, but not with a process.
+    Without ``durable``, new files may be lost in a power failure, but not when a process is killed.
     """
     text = _text(directory)
     found = _URL.match(text)
@@ -183,7 +185,7 @@ def _text(directory: Any) -> str:
 
 
 def _path_of(url: str) -> str:
-    """The path that a file URL means; characters may be escaped in it, as `Path.as_uri` does."""
+    """Return the path that a file URL stands for; characters may be escaped in it, as by `Path.as_uri`."""
     parts = urllib.parse.urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
         raise ConfigError(

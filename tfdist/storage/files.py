@@ -1,4 +1,4 @@
-"""Shared by all storages: plain names, marks of folders in the making, durable files, and errors that name the fix.
+"""The common parts of all storages: plain names, marks of unfinished folders, durable files, and helpful errors.
 
 A local file or folder that is being made has a hidden name, and its maker holds a lock on it, which the system frees
 however the maker ends.
@@ -41,7 +41,7 @@ class FolderKind:
     """The content of published folders: their names (``is_name``) and their files.
 
     ``last`` is the file that makes a folder count: written last, removed first. Files that end with one of ``ours`` are
-    removed with it, those with ``passing`` when the folder is complete.
+    removed with the folder, those with ``passing`` once it is complete.
     """
 
     is_name: Callable[[str], bool]
@@ -50,18 +50,18 @@ class FolderKind:
     passing: str
 
     def removed(self, files: Iterable[str]) -> list[str]:
-        """The files to remove with a folder, in this order; those of others stay."""
+        """Return the files to remove with a folder, in this order; files of others stay."""
         found = [file for file in files if file == self.last or file.endswith(self.ours)]
         return sorted(found, key=lambda file: file != self.last)
 
 
 def is_plain(name: str) -> bool:
-    """`plain_name` takes the name."""
+    """Return whether `plain_name` accepts the name."""
     return bool(name.strip()) and not _unfit(name)
 
 
 def plain_name(name: str) -> str:
-    """The name, if it names a file in a directory and nothing else, locally and on an object store."""
+    """Return the name if it can only name a file in a directory, locally and on an object store; else raise."""
     validation.text("the name of a file", name, hint=_HINT)
     if reason := _unfit(name):
         raise ConfigError(
@@ -79,29 +79,29 @@ def _unfit(name: str) -> str:
 
 
 def temporary_name(name: str) -> str:
-    """A new name for what becomes the file ``name``; it is not plain, so it is never taken for data."""
+    """Return a new temporary name for the future file ``name``; it is not plain, so it is never taken for data."""
     return f".{name}.{secrets.token_hex(8)}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """`temporary_name` may have made the name."""
+    """Return whether a name has the form that `temporary_name` makes."""
     return bool(_TEMPORARY.fullmatch(name))
 
 
 def staging_name(name: str, mark: str) -> str:
-    """The name of a folder until it is published, as `is_temporary` knows it."""
+    """Return the name of a folder until it is published, which `is_temporary` recognizes."""
     return f".{name}.{mark}.tmp"
 
 
 def mark_of(file: str) -> str:
-    """The mark in the name of a file, as in ``arrays-0123456789abcdef.safetensors``; "" where there is none."""
+    """Return the mark in a file's name, as in ``arrays-0123456789abcdef.safetensors``; "" if there is none."""
     found = _MARKED.fullmatch(file)
     return found.group(1) if found else ""
 
 
 @contextmanager
 def explained(path: Path, doing: str) -> Iterator[None]:
-    """Turn the system's errors of the block, which is ``doing`` something to ``path``, into `StorageError`."""
+    """Turn the system's errors in the block, which is ``doing`` something to ``path``, into `StorageError`."""
     try:
         yield
     except TfdistError:
@@ -111,7 +111,7 @@ def explained(path: Path, doing: str) -> Iterator[None]:
 
 
 class ExplainedFile(io.RawIOBase):
-    """A file each read and write of which runs in a context that explains errors; ``owns``: it closes the raw file."""
+    """A file whose reads and writes run in a context that explains errors; ``owns``: whether it closes the raw file."""
 
     def __init__(self, raw: Any, explained: Callable[[], AbstractContextManager[Any]], *, owns: bool = False) -> None:
         self._raw, self._explained, self._owns = raw, explained, owns
@@ -152,7 +152,7 @@ class ExplainedFile(io.RawIOBase):
 
 
 def storage_error(error: OSError, path: Path, doing: str) -> StorageError:
-    """The error that explains ``error``, because of which ``path`` could not be ``doing`` ("read", "written")."""
+    """Return an explanation of ``error``, because of which ``path`` could not be ``doing`` ("read", "written")."""
     kind = MissingFileError if error.errno == errno.ENOENT and doing != "written" else StorageError
     reason, free = os.strerror(error.errno) if error.errno else str(error), "unknown space"
     for place in (path, *path.parents):
@@ -192,7 +192,7 @@ def size_text(size: int) -> str:
 
 
 def make_directory(path: Path, *, durable: bool = True) -> None:
-    """Make a folder and those above it, durably by default."""
+    """Make a folder and its parents, durably by default."""
     missing = []
     for place in (path, *path.parents):
         if place.is_dir():
@@ -216,13 +216,13 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_file_system(descriptor: int) -> None:
-    """Bring everything that was written to the file system of a descriptor to the disk: cheaper than many files."""
+    """Flush everything that was written to the file system of a descriptor: cheaper than to flush many files."""
     if getattr(ctypes.CDLL(None), "syncfs", lambda _: -1)(descriptor):
         os.sync()
 
 
 def claim(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock what is being made as long as the descriptor is open; False if another process has the lock."""
+    """Lock an unfinished file or folder while the descriptor is open; return False if another process has the lock."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -233,7 +233,7 @@ def claim(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def remove_abandoned(path: Path, remove: Callable[[Path], None]) -> None:
-    """Remove a file or a folder in the making if its maker has gone, which left no lock."""
+    """Remove an unfinished file or folder if its maker has gone, which the missing lock shows."""
     with suppress(OSError):  # its maker lives, or has finished meanwhile
         # for a lock reading is enough; a pipe without a writer does not block
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -246,9 +246,9 @@ def remove_abandoned(path: Path, remove: Callable[[Path], None]) -> None:
 
 
 def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
-    """``start`` and ``length`` as plain ints, if they are in a file of ``size`` bytes.
+    """Return ``start`` and ``length`` as plain ints if they are in a file of ``size`` bytes; else raise.
 
-    Nothing is allocated for a length of an untrusted index before this check.
+    Nothing is allocated for the length in an untrusted index before this check.
     """
     start = validation.integer(f"{where}: start", start, minimum=0)
     length = validation.integer(f"{where}: length", length, minimum=0)

@@ -1,4 +1,4 @@
-"""Local folders in the making: claimed under a hidden name, renamed at once, and removed when their maker is gone."""
+"""Unfinished local folders: claimed under a hidden name, renamed at once, and removed when their maker is gone."""
 
 import ctypes
 import errno
@@ -15,7 +15,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def claimed_folder(folder: Path, name: str, mark: str | None) -> tuple[Path, int]:
-    """A hidden folder, and a descriptor that holds a lock on it: a new one, or the one that several share by a mark."""
+    """Return a hidden folder, new or shared by a mark, and a descriptor that holds a lock on it."""
     for _ in range(_TRIES):
         temporary = folder / (temporary_name(name) if mark is None else staging_name(name, mark))
         with nullcontext() if mark is None else suppress(FileExistsError):
@@ -32,7 +32,7 @@ def claimed_folder(folder: Path, name: str, mark: str | None) -> tuple[Path, int
 
 
 def rename(temporary: Path, final: Path, kind: FolderKind) -> None:
-    """Give a folder its name; another one with it is exchanged for it, so that there always is one."""
+    """Give a folder its name; a folder that has this name is exchanged for it, so that one always exists."""
     for _ in range(_TRIES):
         try:
             os.rename(temporary, final)
@@ -62,7 +62,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def remove_folder(folder: Path, kind: FolderKind) -> None:
-    """Remove a folder and its own files, as far as that is possible: what stays does no harm."""
+    """Remove a folder and its own files, as far as possible; leftovers do no harm."""
     with suppress(OSError):  # another process removes it, or it may not be removed, or holds files of others
         # The folder itself, not its name: another process may give that to a new one at any moment.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -76,7 +76,7 @@ def remove_folder(folder: Path, kind: FolderKind) -> None:
 
 
 def is_left(name: str, kind: FolderKind, spare: str | None) -> bool:
-    """A killed process may have left this folder in the making."""
+    """Return whether a killed process may have left this unfinished folder."""
     if not is_temporary(name) or not kind.is_name(name[1:].split(".")[0]):
         return False
     return not (spare and name.split(".")[2].startswith(spare))

@@ -1,4 +1,4 @@
-"""A local directory as a storage: files and folders made whole or not at all, one writer at a time."""
+"""A local directory as a storage: files and folders appear whole or not at all, with one writer at a time."""
 
 import ctypes
 import errno
@@ -51,12 +51,12 @@ _log = logging.getLogger(__name__)
 
 
 class LocalStorage:
-    """A directory; see `tfdist.storage.directory.FolderStorage` for its methods.
+    """A storage in a local directory; see `tfdist.storage.directory.FolderStorage` for its methods.
 
     A file must be a regular one in the directory. A symbolic link that leads out of it is refused unless links are
     followed; pipes and devices, which could block a reader, always are. Nothing is written through a link. A new file
-    or folder has a hidden name until it is on the disk; then it is renamed, and the directory is brought to the disk.
-    What a killed writer leaves is removed by the next one.
+    or folder has a hidden name until it is on the disk; then it is renamed, and the directory is flushed to the disk.
+    The next writer removes the leftovers of a killed one.
     """
 
     keeps_names = True
@@ -85,7 +85,7 @@ class LocalStorage:
             return os.fstat(descriptor).st_size
 
     def state(self, name: str) -> tuple[int, int, int, int]:
-        """Device, inode, size and time of change in ns of a file."""
+        """Return the device, inode, size and time of change in ns of a file."""
         with explained(self.local / plain_name(name), "read"):
             about = os.stat(self.local / name)
         return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
@@ -97,7 +97,7 @@ class LocalStorage:
             return self._read(descriptor, name, start, length)
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Open each file once."""
+        """Read the ranges, opening each file once."""
         found = [b""] * len(ranges)
         by_file: dict[str, list[int]] = {}
         for i, (name, _, _) in enumerate(ranges):
@@ -142,8 +142,8 @@ class LocalStorage:
     def append(self, name: str, line: bytes) -> None:
         """Add a line to a file that may not exist, durably.
 
-        The end of a line that a killed writer left is added first. A line that cannot be written leaves the file as it
-        was.
+        If a killed writer left a line unfinished, it is ended first. A line that cannot be written leaves the file
+        unchanged.
         """
         path = self.local / plain_name(name)
         with explained(path, "written"):
@@ -179,9 +179,9 @@ class LocalStorage:
     def lock(
         self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[None]:
-        """Be the only writer for a block; the system frees the lock when its process ends.
+        """Be the only writer for the block; the system frees the lock when its process ends.
 
-        The new holder removes what killed writers left. A thread that has the lock must not ask for it.
+        The new holder removes the leftovers of killed writers. A thread that has the lock must not ask for it again.
         """
         path = self.local / LOCK_NAME
         timeout_seconds = validation.number("timeout_seconds", timeout_seconds, minimum=0)
@@ -220,7 +220,7 @@ class LocalStorage:
         return LocalStorage(self.local / plain_name(name), follow_symlinks=self._follows, durable=self._durable)
 
     def array(self, name: str, most: int) -> NDArray[np.uint8]:
-        """The bytes of a file, mapped: they outlive its removal. No link is followed."""
+        """Return the bytes of a file as a memory map, which outlives the file's removal. No link is followed."""
         path = self.local / plain_name(name)
         with explained(path, "read"):
             try:
@@ -297,7 +297,7 @@ class LocalStorage:
 
     @contextmanager
     def _making(self, name: str, mark: str | None) -> Iterator[tuple[Path, int]]:
-        """A hidden folder for a block, with a descriptor that holds a lock on it."""
+        """Yield a hidden folder, with a descriptor that holds a lock on it."""
         with explained(self.local / name, "written"):
             make_directory(self.local, durable=self._durable)
             temporary, descriptor = local_folders.claimed_folder(self.local, name, mark)
@@ -315,7 +315,7 @@ class LocalStorage:
                     os.fsync(file.fileno())
 
     def _inside(self, name: str, *, follows: bool) -> Path:
-        """The file behind a name, links followed; refused if it is outside of the directory and may not be."""
+        """Return the file behind a name, links followed; refuse one outside of the directory unless that is allowed."""
         path = self.local / plain_name(name)
         with explained(path, "read"):
             try:
@@ -355,7 +355,7 @@ class LocalStorage:
 
 
 def _claimed(temporary: Path) -> int:
-    """A new file, locked while its writer lives, which tells it from a leftover."""
+    """Open a new file, locked while its writer lives, which distinguishes it from a leftover."""
     while True:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
@@ -382,7 +382,7 @@ def _acquired(guard: filelock.BaseFileLock, seconds: float) -> bool:
 
 
 def mapped(descriptor: int, size: int) -> NDArray[np.uint8]:
-    """The first ``size`` bytes of an open file, read-only; the descriptor may be closed at once.
+    """Return the first ``size`` bytes of an open file, read-only; the descriptor may be closed at once.
 
     The standard library's `mmap` keeps a descriptor for each map (until Python 3.13), and a process may have 1,024 of
     them. The map ends with the last array that shows it. Bytes behind the end of the file must not be touched.

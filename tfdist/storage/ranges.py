@@ -1,4 +1,4 @@
-"""Plan requests for many byte ranges, joining neighbours up to a limit, and cut up the answers."""
+"""Requests for many byte ranges: neighbours joined up to a limit, and answers cut up again."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ _Piece = tuple[int, int, int]  # number of the request, start and length in its 
 
 @dataclass(frozen=True)
 class Plan:
-    """Requests (name, start, length) that do not overlap, by name and start, and the pieces that make up each range."""
+    """The requests (name, start, length), which do not overlap, by name and start, and the pieces of each range."""
 
     requests: tuple[Range, ...]
     pieces: tuple[tuple[_Piece, ...], ...]
@@ -42,7 +42,7 @@ def require_length(wanted: Range, answer: bytes) -> None:
 
 
 def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
-    """The fewest requests that fetch all ``ranges``, which may overlap, be empty and come in any order."""
+    """Return the fewest requests that fetch all ``ranges``, which may overlap, be empty and come in any order."""
     validation.integer("gap", gap, minimum=0)
     validation.integer("largest", largest, minimum=1)
     wanted: dict[str, list[tuple[int, int]]] = {}
@@ -65,7 +65,7 @@ def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes as sorted spans that neither overlap nor touch."""
+    """Return the same bytes as sorted spans that neither overlap nor touch."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:
@@ -76,7 +76,7 @@ def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _windows(spans: Sequence[tuple[int, int]], gap: int, largest: int) -> list[tuple[int, int]]:
-    """Cover the spans from the left, each window as far as it may go: no other cover has fewer."""
+    """Cover the spans from the left, each window as far as it may go: no other cover has fewer windows."""
     found: list[tuple[int, int]] = []
     for start, stop in spans:
         if found and start - found[-1][1] <= gap and start < found[-1][0] + largest:

@@ -1,4 +1,4 @@
-"""Any store that fsspec reaches, as a storage: requests joined, objects whole or absent, answers checked for length."""
+"""Any store of fsspec as a storage: requests joined, objects whole or absent, answers checked for length."""
 
 import functools
 import io
@@ -55,7 +55,7 @@ _BUFFER = 1 << 20
 
 
 def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tuple[Any, str]:
-    """The driver of a URL, and its name for the directory."""
+    """Return the driver of a URL, and its name for the directory."""
     protocol = url.split("://", 1)[0].split("::", 1)[0].lower()
     try:
         fsspec.get_filesystem_class(protocol)
@@ -111,11 +111,11 @@ def explained(where: str, doing: str, *, of: str = "directory") -> Iterator[None
 
 
 class FsspecStorage:
-    """A directory of any store of fsspec; see `tfdist.storage.directory.FolderStorage` for its methods.
+    """A storage in any store of fsspec; see `tfdist.storage.directory.FolderStorage` for its methods.
 
-    Sizes are asked for once, and again after `names`, after reading a whole file, and after writing here; a file that
+    Sizes are requested once, and again after `names`, after reading a whole file, and after writing here; a file that
     shrinks meanwhile raises ShortReadError. The driver repeats failed requests. On an object store a new object appears
-    when it is complete; elsewhere a file is renamed when it is complete. A killed writer of S3 leaves invisible parts:
+    when it is complete; elsewhere a file is renamed when it is complete. A killed writer leaves invisible parts in S3:
     let a rule of the bucket remove incomplete uploads. Only one process may write.
     """
 
@@ -169,7 +169,7 @@ class FsspecStorage:
         return sorted(name for name, _ in self._listed("directory"))
 
     def _listed(self, kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """Plain names and the driver's entries of what is in the directory; nothing where there is none."""
+        """Return plain names and the driver's entries for the directory's contents; none if there is no directory."""
         fs = self._driver()
         with self._explained(self.url, "read"):
             fs.invalidate_cache(self._root)
@@ -185,7 +185,7 @@ class FsspecStorage:
         return [(name, entry) for name, entry in named if is_plain(name)]
 
     def remove_directory(self) -> None:
-        """Remove the directory if it is empty; an object store has none."""
+        """Remove the directory if it is empty; an object store has no directories."""
         if not self._is_object_store:
             with suppress(Exception):  # it is not there
                 fs = self._driver()
@@ -197,7 +197,7 @@ class FsspecStorage:
         return self._known(name).size
 
     def state(self, name: str) -> File:
-        """Size and version of a file, which are asked for."""
+        """Return the size and version of a file, which are requested anew."""
         self._files.pop(name, None)
         return self._known(name)
 
@@ -305,10 +305,10 @@ class FsspecStorage:
         is_joint: bool,
         on_ready: Callable[[Path | None], None],
     ) -> None:
-        """Make a folder that counts when its last file is there.
+        """Make a folder that counts once its last file is there.
 
-        Nothing can be renamed at once here, so files have marks: a folder of the same name stays valid until its last
-        file is replaced.
+        Folders cannot be renamed at once here, so files have marks: a folder of the same name stays valid until its
+        last file is replaced.
         """
         folder, is_whole = self.folder(name), False
         before = set(folder.names())
@@ -393,7 +393,7 @@ class FsspecStorage:
 
     @contextmanager
     def _explained(self, where: str, doing: str) -> Iterator[None]:
-        """Turn errors of drivers into `StorageError`, and tell a missing bucket from a missing object."""
+        """Turn errors of drivers into `StorageError`, and distinguish a missing bucket from a missing object."""
         with explained(where, doing):
             try:
                 yield
@@ -403,7 +403,7 @@ class FsspecStorage:
                 raise
 
     def _need_bucket(self, doing: str) -> None:
-        """Raise the error that a missing object has when its bucket is missing."""
+        """Raise the error for a missing bucket if an object is missing for that reason."""
         if not self._is_object_store:
             return
         bucket, exists = self._root.strip("/").split("/", 1)[0], True
@@ -431,7 +431,7 @@ def _rename(fs: Any, source: str, target: str) -> None:
 
 
 def _discard(fs: Any, remote: Any, target: str, *, is_named: bool) -> None:
-    """Give up a file that is not complete; it must never appear, even when the driver's object is collected."""
+    """Discard an incomplete file; it must never appear, even when the driver's object is collected."""
     with suppress(Exception):
         remote.discard() if is_named else remote.close()
     if is_named:

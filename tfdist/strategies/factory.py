@@ -1,4 +1,4 @@
-"""Strategies by name, by a distribution of Keras, and the one that the environment asks for."""
+"""Strategies by name, from a distribution of Keras, or as the environment asks."""
 
 import inspect
 import os
@@ -44,10 +44,10 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
 
     Args:
         name: a name that `tfdist run --strategy` takes, such as ``"mirrored"``.
-        **options: of the strategy's class.
+        **options: options of the strategy's class.
 
     Raises:
-        ConfigError: no strategy has that name, or it takes no such option.
+        ConfigError: no strategy has that name, or the strategy takes no such option.
 
     Example:
         >>> create("mirrored", devices=["CPU:0"]).num_replicas_in_sync
@@ -79,24 +79,24 @@ def from_environment(
     parameter servers gets parameter-server, a `keras.distribution.ModelParallel` that is set gets model-parallel,
     several workers get multi-worker, and one process gets mirrored over its devices. The other variables are:
 
-        TFDIST_REPLICAS_PER_WORKER   replicas of this process; without GPUs, it gets as many logical CPU devices
+        TFDIST_REPLICAS_PER_WORKER   number of replicas in this process: GPUs, or else as many logical CPU devices
         TFDIST_COLLECTIVES           the backend of multi-worker and sharded-data-parallel
-        TFDIST_SYNCHRONIZATION       for multi-worker and ring: how seldom workers meet
-        TFDIST_SHARDING_STAGE        what sharded-data-parallel, or the replicas of a pipeline's stages, shard
+        TFDIST_SYNCHRONIZATION       the synchronization schedule of multi-worker or ring, see `LocalSGD`
+        TFDIST_SHARDING_STAGE        the sharding stage of sharded-data-parallel, or of a pipeline stage's replicas
         TFDIST_SHARES                each replica's part of a batch, such as ``3,1``
-        TFDIST_MAX_STALENESS         for parameter-server: the bound of staleness, a number or "none", the default
-        TFDIST_LOCAL_SERVERS         servers to start on this host, with TFDIST_REPLICAS_PER_WORKER workers, where the
-                                     cluster has no parameter servers
-        TFDIST_MESH                  for model-parallel and pipeline, such as ``batch=2,model=2`` or
+        TFDIST_MAX_STALENESS         the bound of staleness for parameter-server: a number, or "none", the default
+        TFDIST_LOCAL_SERVERS         number of servers to start on this host, with TFDIST_REPLICAS_PER_WORKER workers,
+                                     if the cluster has no parameter servers
+        TFDIST_MESH                  the mesh of model-parallel or pipeline, such as ``batch=2,model=2`` or
                                      ``data=2,pipeline=2,model=2``
-        TFDIST_LAYOUTS               may be "auto"
+        TFDIST_LAYOUTS               the layouts of weights; may be "auto"
 
     Args:
         environ: variables to read, `os.environ` by default.
         loss_reduction: "detect", "mean" or "sum", as for the strategies' classes.
-        layout_map: of `ModelParallelStrategy` and `PipelineStrategy`; other strategies keep weights whole. None takes
-            ``TFDIST_LAYOUTS`` or, for the first, the `keras.distribution.ModelParallel` given to
-            `keras.distribution.set_distribution`.
+        layout_map: the layouts of `ModelParallelStrategy` and `PipelineStrategy`; other strategies keep weights whole.
+            None takes ``TFDIST_LAYOUTS`` or, for `ModelParallelStrategy`, the `keras.distribution.ModelParallel` given
+            to `keras.distribution.set_distribution`.
     Raises:
         ConfigError: the variables are malformed or contradict each other.
 
@@ -193,11 +193,11 @@ def _implied_by(cluster: clusters.Cluster, *, is_split: bool) -> str:
 def use_logical_cpus(count: int) -> None:
     """Split the CPU into logical devices ``CPU:0`` .. ``CPU:count-1``, each of which can be a replica.
 
-    This is for trying a strategy on a machine without GPUs; the devices share the machine's cores and memory. With no
-    more cores than devices, TensorFlow gets one more thread than devices, unless the number of threads is set.
+    This is for trying a strategy on a machine without GPUs; the devices share the machine's cores and memory. If there
+    are no more cores than devices, TensorFlow gets one thread more than devices, unless the number of threads is set.
 
     Args:
-        count: number of devices, at least 1.
+        count: the number of devices, at least 1.
     Raises:
         ConfigError: TensorFlow has already started in this process with another number.
 
@@ -224,21 +224,21 @@ def use_logical_cpus(count: int) -> None:
 def from_distribution(
     distribution: keras.distribution.DataParallel | None = None, **options: Any
 ) -> tf.distribute.Strategy:
-    """Return the strategy for a distribution.
+    """Return the strategy for a distribution of Keras.
 
-    For `keras.distribution.DataParallel` it is a `MirroredStrategy` with a replica on each of its devices. For
-    `ModelParallel` it is a `ModelParallelStrategy` with a device at each place of its mesh: the devices of this process
-    that the mesh names, or the first devices of several processes. Batches are global, as with Keras: each replica
-    takes its rows of them. `auto_shard_dataset` changes nothing, because every process is given all of the data.
+    `keras.distribution.DataParallel` becomes a `MirroredStrategy` with a replica on each of its devices.
+    `ModelParallel` becomes a `ModelParallelStrategy` with a device at each place of its mesh: the devices of this
+    process that the mesh names, or the first devices of several processes. Batches are global, as with Keras: each
+    replica takes its rows of them. `auto_shard_dataset` has no effect, because every process is given all of the data.
 
     Args:
-        distribution: None takes the one given to `keras.distribution.set_distribution`.
-        **options: of the strategy, except its devices, mesh and layouts.
+        distribution: the distribution; None takes the one given to `keras.distribution.set_distribution`.
+        **options: options of the strategy, except its devices, mesh and layouts.
 
     Raises:
-        ConfigError: none is set; a `DataParallel` has several axes, or there are several workers (use
+        ConfigError: no distribution is set; a `DataParallel` has several axes, or there are several workers (use
             `from_environment`); a `ModelParallel` has more places than processes and devices.
-        ConfigTypeError: it is no distribution.
+        ConfigTypeError: ``distribution`` is not a distribution of Keras.
 
     Example:
         >>> devices = keras.distribution.list_devices()
@@ -291,7 +291,7 @@ def _is_split() -> bool:
 def _options_of_model_parallel(
     layout_map: Any, environ: Mapping[str, str], cluster: clusters.Cluster
 ) -> dict[str, Any]:
-    """Return options of layouts: from an argument, from Keras' distribution, or from a variable."""
+    """Return the options for layouts, taken from an argument, from Keras' distribution, or from a variable."""
     distribution = keras.distribution.distribution()
     if layout_map is not None:
         return {"layout_map": layout_map}

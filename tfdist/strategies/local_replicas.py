@@ -63,19 +63,19 @@ def first_devices(count: int, *, needs: str, name: str, instead: str = "Ask for 
 
 
 def devices_to_come() -> int:
-    """Return how many devices a strategy without a list of them will take, without starting TensorFlow."""
+    """Return the number of devices that a strategy without a list of them will take, without starting TensorFlow."""
     gpus = tf.config.list_physical_devices("GPU")
     (cpu,) = tf.config.list_physical_devices("CPU")
     return len(gpus) or len(tf.config.get_logical_device_configuration(cpu) or [cpu])
 
 
 def ensure_threads(replicas: int) -> None:
-    """Give TensorFlow one inter-op thread more than replicas, where it would have fewer and none were asked for.
+    """Give TensorFlow one inter-op thread more than replicas, if it would have fewer and no number is set.
 
-    A function that makes the iterator of a distributed dataset blocks a thread for each replica until their batches are
-    there, and those need a thread to be made. TensorFlow has a thread per core: with two replicas on two cores such a
-    function waits forever, also under TensorFlow's own strategies. A single thread runs what was ready last first, so
-    what is to be sent to another process waits until nothing is left to compute.
+    A function that makes the iterator of a distributed dataset blocks one thread per replica until their batches are
+    there, and making those batches needs a thread. TensorFlow has a thread per core: with two replicas on two cores
+    such a function waits forever, also under TensorFlow's own strategies. A single thread runs what was ready last
+    first, so a tensor for another process is sent only when nothing is left to compute.
     """
     is_set = tf.config.threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
     if is_set or len(os.sched_getaffinity(0)) > replicas:
@@ -87,7 +87,7 @@ def ensure_threads(replicas: int) -> None:
 
 
 def native_collectives(backend: str, devices: Sequence[str]) -> list[Collective]:
-    """Return the native collectives of replicas; none where another backend is to carry their tensors."""
+    """Return the native collectives of replicas; none where another backend is to carry the tensors."""
     on_gpus = any("GPU" in device for device in devices)
     if backend == "native" and on_gpus:
         raise ConfigError(
@@ -105,9 +105,9 @@ def native_collectives(backend: str, devices: Sequence[str]) -> list[Collective]
 
 
 def traced(collectives: Sequence[Collective], bucket_bytes: int, *, of_rows: bool = False) -> list[TracedCollective]:
-    """Return what a step reduces by, for each replica of this process.
+    """Return the collectives by which a step reduces, one for each replica of this process.
 
-    Those for rows of tables have keys of their own: a replica may reduce more than the others by the other ones.
+    Collectives for rows of tables have keys of their own, because a replica may use the ordinary ones more often.
     """
     return [
         TracedCollective(one, bucket_bytes=bucket_bytes, replica=-1 - replica if of_rows else replica)

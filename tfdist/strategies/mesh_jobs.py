@@ -1,4 +1,4 @@
-"""Strategies over a mesh: this process's devices, what carries tensors between all places, and their common base."""
+"""The common base of strategies over a mesh: devices of this process, and collectives between all places."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ class MeshJob:
     """The connections and devices that the processes of a mesh share.
 
     Attributes:
-        workers: the processes.
+        workers: the processes of the mesh.
         devices: the devices of this process, in the order of its places.
         replicas: for each device, the collective of all places of the mesh.
         bucket_bytes: the number of bytes that travel together.
-        strategy: keeps the processes connected as long as it exists; None in one process.
+        strategy: the strategy that keeps the processes connected as long as it exists; None in one process.
     """
 
     workers: Workers
@@ -114,7 +114,7 @@ class MeshStrategy(KerasTraining, tf.distribute.Strategy):
         tf.distribute.Strategy.__init__(self, extended)
 
     def _log_proposal(self, model: Any) -> None:
-        """Log once which layouts "auto" stands for."""
+        """Log once the layouts that "auto" stands for."""
         proposal = self._layouts.proposal(weight.path for weight in model.weights)
         if proposal not in (None, self._proposal) and self._workers.is_chief:
             _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
@@ -131,7 +131,7 @@ def join(
     bucket_bytes: int | str,
     loss_reduction: str,
 ) -> MeshJob:
-    """Connect the processes of a mesh; all of them call it at the same time."""
+    """Connect the processes of a mesh; all processes call this at the same time."""
     if cluster.num_workers == 1:
         buckets.require_bytes("bucket_bytes", bucket_bytes)
         local_replicas.ensure_threads(max(count, local_replicas.devices_to_come()))

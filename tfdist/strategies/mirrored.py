@@ -19,7 +19,7 @@ __all__ = ["MirroredStrategy"]
 
 
 class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
-    """`tf.distribute.MirroredStrategy` under which Keras' `fit` gives the numbers of one device.
+    """A `tf.distribute.MirroredStrategy` under which Keras' `fit` gives the numbers of one device.
 
     Every replica holds a copy of the model and takes its contiguous rows of each global batch. Gradients are summed
     over replicas, weighted by examples, before they are unscaled, checked, clipped and applied. With B examples in the
@@ -31,7 +31,7 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         collectives: the backend that reduces gradients, states and metrics in a step. "tensorflow"; "native", tfdist's
             own between CPUs (`tfdist.collectives.backends.replica_collectives`); "auto", native where possible. None
             takes the variable ``TFDIST_COLLECTIVES`` if it names one of these, or else "tensorflow".
-        bucket_bytes: gradients are reduced in buckets of about this many bytes, in backward-pass order.
+        bucket_bytes: the size of a gradient bucket, in bytes, approximately. Buckets fill in backward-pass order.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
         shares: the weight of each replica's part of a batch, such as ``(3, 1)`` where the first worker is three times
@@ -52,8 +52,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         >>> model.optimizer.iterations.numpy().item()
         3
 
-    Unlike TensorFlow's strategy, it reduces by collectives inside the replicas, also in conditions, and by none outside
-    of them (`strategy.reduce`, `strategy.gather`). There is no ``cross_device_ops``.
+    Unlike TensorFlow's strategy, this one reduces by collectives inside the replicas, also in conditions, and never
+    outside of them (`strategy.reduce`, `strategy.gather`). There is no ``cross_device_ops``.
     """
 
     def __init__(

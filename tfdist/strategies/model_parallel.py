@@ -35,42 +35,43 @@ _BACKENDS = tuple(name for name in COLLECTIVES if name != "horovod")  # its grou
 
 
 class ModelParallelStrategy(mesh_jobs.MeshStrategy):
-    """Weights cut along the axes of a mesh of devices; plain Keras `compile` and `fit`, the numbers of one device.
+    """Model parallelism: weights cut along the axes of a mesh of devices, with plain Keras and one device's numbers.
 
     The devices belong to one or more processes, each with one or more devices. Every process runs the same script with
     the same data. Devices that differ along the axis of the examples take their rows of each global batch. Devices that
-    differ along other axes have the same rows, and each a part of the weights and of the optimizer's variables: of a
-    weight of S bytes that axes of sizes a and b cut, S / (a b) bytes. Dense layers, attention, convolutions and
-    embeddings compute with their part. Any other layer gathers its weights when it uses them, so any layer works with
-    any layout. The gradient of a part is summed along the axis of the examples alone.
+    differ along other axes have the same rows, and each holds a part of the weights and of the optimizer's variables.
+    Of a weight of S bytes that is cut along axes of sizes a and b, each device holds S / (a b) bytes. Dense layers,
+    attention, convolutions and embeddings compute with their part. Any other layer gathers its weights when it uses
+    them, so any layer works with any layout. The gradient of a part is summed only along the axis of the examples.
 
     Args:
-        cluster: the processes, and which of them this one is; None asks `tfdist.cluster.from_environment`.
-        layout_map: which axis each dimension of a weight is cut along: a dictionary or `keras.distribution.LayoutMap`
-            from regular expressions for whole paths of weights to layouts such as ``(None, "model")``. "auto": columns,
-            then rows, attention by heads, tables by words and convolutions by filters, along the last axis (see
-            `parallel.layouts.ProposedLayouts`); the chief logs them. "auto-sequence" also cuts the sequence of
-            activations, as patterns for ``path/output`` do. None: no weight is cut.
+        cluster: the processes, and the place of this one among them; None asks `tfdist.cluster.from_environment`.
+        layout_map: the axis along which each dimension of a weight is cut: a dictionary or
+            `keras.distribution.LayoutMap` from regular expressions for whole paths of weights to layouts such as
+            ``(None, "model")``. "auto": columns, then rows, attention by heads, tables by words and convolutions by
+            filters, along the last axis (see `parallel.layouts.ProposedLayouts`); the chief logs them. "auto-sequence"
+            also cuts the sequence of activations, as patterns for ``path/output`` do. None: no weight is cut.
         mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
-            of which only names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
-            (`tfdist run --mesh`). Its sizes multiply to the number of devices of all processes. The last axes are
-            inside a process; only the axis of the examples may span both a process and several processes.
-        batch_dim_name: the axis along which examples are divided; None: the first.
-        devices: of a single process, in the order of their places, such as ``["GPU:0", "GPU:1"]``. None takes its first
-            GPUs, or else its first logical CPU devices.
-        replicas_per_worker: devices of each process; None takes as many as the mesh has places for each.
+            of which only names and sizes count. None takes the mesh of the ``layout_map``, or the variable
+            ``TFDIST_MESH`` (`tfdist run --mesh`). The sizes multiply to the number of devices of all processes. The
+            last axes are inside a process; only the axis of the examples may span both a process and several processes.
+        batch_dim_name: the axis along which examples are divided; None takes the first.
+        devices: the devices of a single process, in the order of their places, such as ``["GPU:0", "GPU:1"]``. None
+            takes its first GPUs, or else its first logical CPU devices.
+        replicas_per_worker: the number of devices of each process; None takes as many as the mesh has places for each.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
         collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`; in a single process "auto" is
-            native between CPUs where there is a compiler.
+            native between CPUs if there is a compiler.
         bucket_bytes: see `MultiWorkerMirroredStrategy`.
         loss_reduction: see `MultiWorkerMirroredStrategy`.
         shares: the weight of each place's part of a batch along the axis of examples; see `shares`. None: equal parts.
 
     Raises:
-        ConfigError: there is no mesh, or one of another size; too few devices; a layout names an unknown axis, or, when
-            a weight is made, does not fit its shape. In `fit`, `evaluate` and `predict`: a pattern matches no weight.
-        UnsupportedError: Horovod's collectives. In `fit`: an optimizer that may use the whole of a weight that is cut,
-            or ``run_eagerly`` where devices of one process hold parts.
+        ConfigError: there is no mesh, or its size is wrong; there are too few devices; a layout names an unknown axis,
+            or does not fit a weight's shape when the weight is made. In `fit`, `evaluate` and `predict`: a pattern
+            matches no weight.
+        UnsupportedError: Horovod's collectives are asked for. In `fit`: an optimizer may use the whole of a weight that
+            is cut, or ``run_eagerly`` is set while devices of one process hold parts.
 
     Example:
         >>> tfdist.strategies.use_logical_cpus(4)                                 # doctest: +SKIP
@@ -83,8 +84,8 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         >>> model.fit(x, y, batch_size=64)                                        # doctest: +SKIP
 
     Source: N. Shazeer et al., "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018; Y. Xu et al., "GSPMD: General
-    and Scalable Parallelization for ML Computation Graphs", 2021. They split every computation with the weights. Here
-    unknown layers repeat theirs along all axes but that of the examples.
+    and Scalable Parallelization for ML Computation Graphs", 2021. Those systems split every computation with the
+    weights. Here, unknown layers repeat their computation along all axes except the axis of the examples.
     """
 
     def __init__(
@@ -158,10 +159,10 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         return first // self._slices, self._mesh.size_of(self._batch) // self._slices
 
     def heeds(self, distribution: Any) -> bool:
-        """Return whether a distribution of Keras asks for what this strategy does.
+        """Return whether a distribution of Keras asks for the same mesh and layouts as this strategy.
 
         Args:
-            distribution: given to `keras.distribution.set_distribution`.
+            distribution: the distribution given to `keras.distribution.set_distribution`.
         """
         if not isinstance(distribution, keras.distribution.ModelParallel):
             return False
@@ -175,7 +176,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         """Let a model's layers compute with their parts of weights, and check that the layouts fit it.
 
         Args:
-            model: is about to train, test or predict.
+            model: the model that is about to train, test or predict.
         Raises:
             ConfigError: a layout matches no weight.
             UnsupportedError: the model runs eagerly, and devices of this process hold parts of its weights.

@@ -39,17 +39,19 @@ __all__ = ["MultiWorkerMirroredStrategy", "ShardedDataParallelStrategy"]
 
 
 class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirroredStrategy):
-    """`tf.distribute.MultiWorkerMirroredStrategy` under which Keras' `fit` works, and gives the numbers of one device.
+    """A `tf.distribute.MultiWorkerMirroredStrategy` under which Keras' `fit` gives the numbers of one device.
 
     Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global batch.
-    Worker 0, the chief, sends its initial weights to all, shows progress and writes files. Callbacks decide alike on
-    all workers. Create the strategy before any other TensorFlow operation.
+    Worker 0, the chief, sends its initial weights to all, shows progress and writes files. Callbacks take the same
+    decisions on all workers. Create the strategy before any other TensorFlow operation.
 
     Args:
-        cluster: the workers, and which of them this process is; None asks `tfdist.cluster.from_environment` (`tfdist
-            run`, TF_CONFIG, Slurm, Kubernetes, MPI, SageMaker). A process without any of these is a single worker.
-        replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
-        timeout_seconds: how long a worker waits for the others in a step or an agreement before it ends with a
+        cluster: the workers, and the index of this process among them; None asks `tfdist.cluster.from_environment`
+            (`tfdist run`, TF_CONFIG, Slurm, Kubernetes, MPI, SageMaker). A process without any of these is a single
+            worker.
+        replicas_per_worker: the number of replicas in this process, equal on every worker; None takes every GPU, or
+            else one CPU.
+        timeout_seconds: how long a worker waits for the others in a step or an agreement before it fails with a
             `DeadlineError`. The others may be tracing or saving a large model.
         communication_options: `tf.distribute.experimental.CommunicationOptions`, for TensorFlow's own reductions, which
             are used on GPUs and for several replicas per worker. A ``bytes_per_pack`` overrides ``bucket_bytes`` there.
@@ -59,14 +61,14 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             per worker. "auto": native where each worker has one CPU replica and a C++ compiler or a compiled copy, else
             TensorFlow's. TensorFlow's collectives connect the workers in any case. None takes the variable
             ``TFDIST_COLLECTIVES``, or else "auto".
-        bucket_bytes: gradients are reduced in buckets of at most this many bytes, in backward-pass order, the first of
-            at most 1 MiB. "auto" measures latency and bandwidth when the strategy is made and takes between 1 and
-            64 MiB, the same on all workers. Another run may choose another size, and then a sum of floats may differ in
-            the last bits, but not over native collectives, unless ``TFDIST_ALL_REDUCE_ALGORITHM`` changes their
+        bucket_bytes: the largest size of a gradient bucket, in bytes; the first bucket has at most 1 MiB. Buckets fill
+            in backward-pass order. "auto" measures latency and bandwidth when the strategy is made and takes between 1
+            and 64 MiB, the same on all workers. Another run may choose another size, and then a sum of floats may
+            differ in the last bits. Native collectives avoid this, unless ``TFDIST_ALL_REDUCE_ALGORITHM`` changes their
             algorithm.
         shard_optimizer: None, or the stage of `ShardedDataParallelStrategy`: 1, 2 or 3.
         synchronization: None reduces gradients over all workers in every step. `LocalSGD` and the other schedules let
-            workers train by themselves and meet seldom, for slow networks; then the numbers are not those of one
+            workers train independently and synchronize seldom, for slow networks; then the numbers are not those of one
             device. Also as a text, such as ``"local-sgd:every=8"``. Replicas of one worker reduce in every step.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
@@ -212,7 +214,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         return replica_services.services(self).weights is not None
 
     def ready(self, model: Any) -> None:
-        """Name the weights of a model alike on all workers."""
+        """Give the weights of a model the same names on all workers."""
         for weight, path in zip(model.weights, relative_paths([w.path for w in model.weights]), strict=True):
             if (sharding := sharded_variable.sharding_of(weight)) is not None:
                 sharding.label = path

@@ -256,6 +256,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         return self._chief.parts
 
     _predicts_from_input = False  # the chief hands out batches to workers
+    _goes_ahead = False
 
     def _adopt(self, model: Any) -> None:
         self._chief.adopt(model)

@@ -274,6 +274,8 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         if graphs.graph_of(model) is not None or has_named(model):  # then its layers have been called
             self._settle(model)
 
+    _goes_ahead = False  # the first stage takes the inputs, the last one the labels
+
     def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
         """Return a stage's step.
 

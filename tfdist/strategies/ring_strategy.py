@@ -1,4 +1,4 @@
-"""Synchronous data parallelism over processes whose reductions are Horovod's."""
+"""Synchronous data parallelism over processes, with reductions by Horovod."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ __all__ = ["RingStrategy"]
 
 
 class RingStrategy(KerasTraining, tf.distribute.Strategy):
-    """A `tf.distribute.Strategy` on Horovod's ring: plain Keras `compile` and `fit`, the numbers of one device.
+    """A strategy on Horovod's ring: plain Keras `compile` and `fit`, the numbers of one device.
 
     Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global
     batch. Worker 0 sends its initial weights to all, shows progress and writes files. Horovod sums gradients in buckets
@@ -35,21 +35,23 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
     address in TFDIST_COORDINATOR).
 
     Args:
-        cluster: the workers, and which of them this process is; None asks `tfdist.cluster.from_environment`.
-        replicas_per_worker: replicas in this process, equal on every worker; None takes one: the GPU with this worker's
-            number on its host, or else the CPU. Several replicas of a process first reduce by TensorFlow's collectives.
+        cluster: the workers, and the index of this process among them; None asks `tfdist.cluster.from_environment`.
+        replicas_per_worker: the number of replicas in this process, equal on every worker. None takes one: the GPU with
+            this worker's number on its host, or else the CPU. Several replicas of a process first reduce by
+            TensorFlow's collectives.
         groups: disjoint groups of worker indices, the same on every worker, such as ``[[0, 1], [2, 3]]``. Each group
             trains by itself, and this strategy spans the group of this worker. None is one group of all.
-        timeout_seconds: how long a worker waits for live workers in a step or an agreement before it ends with a
+        timeout_seconds: how long a worker waits for live workers in a step or an agreement before it fails with a
             `DeadlineError`. The others may be tracing a large model.
         lost_after_seconds: a worker whose process does not answer for so long (stopped, or its host gone) counts as
-            lost, and the others end with a `WorkerLostError`. A worker that ends is noticed at once. The first strategy
-            of a process decides.
-        bucket_bytes: gradients are reduced in buckets of at most this many bytes, in backward-pass order, the first of
-            at most 1 MiB. "auto" measures latency and bandwidth when the strategy is made and takes between 1 and
-            64 MiB, the same on all workers. Another run may choose another size, and then a sum of floats may differ in
-            the last bits.
-        synchronization: how seldom workers meet, see `MultiWorkerMirroredStrategy`; None is in every step.
+            lost, and the others fail with a `WorkerLostError`. A worker that ends is noticed at once. The first
+            strategy of a process sets this limit.
+        bucket_bytes: the largest size of a gradient bucket, in bytes; the first bucket has at most 1 MiB. Buckets fill
+            in backward-pass order. "auto" measures latency and bandwidth when the strategy is made and takes between 1
+            and 64 MiB, the same on all workers. Another run may choose another size, and then a sum of floats may
+            differ in the last bits.
+        synchronization: the schedule by which workers synchronize, see `MultiWorkerMirroredStrategy`; None: in every
+            step.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
         shares: the weight of each replica's part of a batch, such as ``(3, 1)`` where the first worker is three times
@@ -57,8 +59,9 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
 
     Raises:
         MissingDependencyError: Horovod is not installed (``tfdist build horovod``).
-        ConfigError: too few devices, unknown addresses, groups that overlap, or Horovod already runs otherwise.
-        DeadlineError: a worker has not come within ``timeout_seconds``.
+        ConfigError: there are too few devices, addresses are unknown, groups overlap, or Horovod already runs
+            otherwise.
+        DeadlineError: a worker did not join within ``timeout_seconds``.
 
     Example:
         >>> strategy = RingStrategy()                         # doctest: +SKIP
@@ -137,10 +140,10 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             agree_on_seed(self._workers)
 
     def barrier(self) -> None:
-        """Wait until every worker of this strategy has come here.
+        """Wait until every worker of this strategy has reached this call.
 
         Raises:
-            DeadlineError: one has not come within ``timeout_seconds``.
+            DeadlineError: a worker did not reach it within ``timeout_seconds``.
 
         Example:
             >>> strategy.barrier()                            # doctest: +SKIP
@@ -149,7 +152,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
 
 
 def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:
-    """Return this worker's devices; those of its number on the host, if it sees the GPUs of all workers there."""
+    """Return this worker's devices; if it sees the GPUs of all workers on its host, only those with its number."""
     count = 1 if replicas is None else validation.integer("replicas_per_worker", replicas, minimum=1)
     gpus = tf_strategies.local_devices(("GPU",))
     present = gpus or tf_strategies.local_devices(("CPU",))

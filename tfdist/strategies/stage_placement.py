@@ -1,4 +1,4 @@
-"""Place the stages of a pipeline on processes, or on the devices of one."""
+"""The placement of a pipeline's stages on processes, or on the devices of one process."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ _log = logging.getLogger("tfdist")
 
 
 def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", places: int) -> Mesh:
-    """Return the mesh of replicas, stages and parts of weights."""
+    """Return the mesh along whose axes replicas, stages and parts of weights lie."""
     named = MESH.read(os.environ)
     count = _count(stages, chunks)
     if given is not None or named:
@@ -52,7 +52,7 @@ def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", p
 
 
 def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int | None) -> tuple[str, ...]:
-    """Return the device of each stage in a process with all stages; none in several processes."""
+    """Return the device of each stage if this process has all stages; an empty tuple if there are several processes."""
     stages = mesh.size_of(PIPELINE)
     if cluster.num_workers > 1:
         if replicas_per_worker not in (None, 1):
@@ -92,7 +92,7 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
 
 
 def require_slots_alone(stage: int | None) -> None:
-    """Raise unless the replicas of a pipeline's stage support a stage of sharding."""
+    """Raise unless the replicas of a pipeline's stage support this stage of sharding."""
     shard_layout.require_stage("shard_optimizer", stage)
     if stage is not None and stage > 1:
         raise UnsupportedError(
@@ -105,7 +105,7 @@ def require_slots_alone(stage: int | None) -> None:
 
 
 def _count(stages: Any, chunks: int) -> int | None:
-    """Return the number of stages that was asked for, or None."""
+    """Return the number of stages that the argument ``stages`` asks for, or None if it leaves it open."""
     if isinstance(stages, bool) or (isinstance(stages, int) and stages < 1):
         raise ConfigError(f"stages is {stages}; it must be a number from 1 on, 'auto', or names of layers.")
     if isinstance(stages, int):
@@ -122,7 +122,7 @@ def _count(stages: Any, chunks: int) -> int | None:
 
 
 def size_of(mesh: Mesh, axis: str) -> int:
-    """Return the size of an axis, 1 if the mesh has none of that name."""
+    """Return the size of an axis; 1 if the mesh has no axis of that name."""
     return dict(mesh.axes).get(axis, 1)
 
 

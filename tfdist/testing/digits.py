@@ -34,8 +34,8 @@ class Digits:
     """The three parts of the data; every image is in exactly one.
 
     Attributes:
-        train_images, validation_images, test_images: float32, ``[examples, 8, 8, 1]``, from 0 to 1.
-        train_labels, validation_labels, test_labels: int32, ``[examples]``, from 0 to 9.
+        train_images, validation_images, test_images: images, float32 ``[examples, 8, 8, 1]``, from 0 to 1.
+        train_labels, validation_labels, test_labels: labels, int32 ``[examples]``, from 0 to 9.
     """
 
     train_images: NDArray[np.float32]
@@ -50,7 +50,7 @@ def load_digits() -> Digits:
     """Return the digits in a fixed split: the same 1,257 / 180 / 360 images in the same order on every machine.
 
     Returns:
-        The three parts.
+        The three parts of the data.
     Raises:
         MissingDependencyError: scikit-learn is not installed.
 
@@ -80,16 +80,16 @@ def load_digits() -> Digits:
 
 
 def write_digits(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder with the digits as TFRecords, which are written unless they are there already.
+    """Return the folder with the digits as TFRecords, and write them if they are not there yet.
 
-    Any number of processes may call it at once: one writes, the others wait for it. Other digits, or another version of
-    the format, would get another folder, so what is found is what would be written.
+    Any number of processes may call this at once: one writes, the others wait for it. Other digits, or another version
+    of the format, would get another folder, so an existing folder has the right content.
 
     Args:
-        folder: where to. Default: the user's cache, see `tfdist.cache.folder`.
+        folder: the parent folder. Default: the user's cache, see `tfdist.cache.folder`.
     Returns:
-        A folder with three that `tfdist.data.read` takes: ``train``, ``validation`` and ``test``. Their examples are
-        those of `load_digits` in the same order: ``image``, float32 ``[8, 8, 1]``, and ``label``, int32.
+        A folder with three directories for `tfdist.data.read`: ``train``, ``validation`` and ``test``. Their examples
+        are those of `load_digits` in the same order: ``image``, float32 ``[8, 8, 1]``, and ``label``, int32.
     Raises:
         MissingDependencyError: scikit-learn is not installed.
         ConfigError, StorageError: the folder cannot be written.

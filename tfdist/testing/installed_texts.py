@@ -1,6 +1,6 @@
-"""Texts of installed packages: real data for recipes, without a download.
+"""The texts of installed packages: real data for recipes, without a download.
 
-What they are depends on the versions that are installed.
+The texts depend on the installed versions.
 
 Example:
     >>> [path.name for path in python_files("logging")]
@@ -16,7 +16,7 @@ from tfdist.errors import ConfigError
 
 
 def python_files(package: str) -> list[Path]:
-    """The source files of a package, in the order of their paths."""
+    """Return the source files of a package, in the order of their paths."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -32,7 +32,7 @@ def python_files(package: str) -> list[Path]:
 
 
 def docstrings(package: str) -> Iterator[str]:
-    """The docstrings of a package's modules, classes and functions."""
+    """Yield the docstrings of a package's modules, classes and functions."""
     for path in python_files(package):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):

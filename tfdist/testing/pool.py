@@ -1,4 +1,4 @@
-"""Functions that run in real worker processes, together and under a deadline.
+"""A pool of real worker processes that run functions together and under a deadline.
 
 Example:
     >>> def environments() -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The report of a recipe: a short summary, the same as JSON, and a plot of the loss curves.
+"""The report of a recipe: a short summary, also as JSON, and a plot of the loss curves.
 
 Example:
     >>> summary = Summary(strategy="single device", accuracy=0.98, loss=0.07, steps=400, workers=1, replicas=1)
@@ -25,7 +25,7 @@ _TRAINING, _VALIDATION = "#1f5f9e", "#d1602b"
 
 
 class EpochClock(keras.callbacks.Callback):
-    """Measures training examples per second, without validation and without the first epoch, which traces."""
+    """A callback that measures training examples per second, without validation and the first epoch, which traces."""
 
     def __init__(self, examples: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class EpochClock(keras.callbacks.Callback):
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Note when the last batch ended; validation comes after it."""
+        """Note the time when the last batch ended; validation comes after it."""
         self._ended = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -45,7 +45,7 @@ class EpochClock(keras.callbacks.Callback):
 
     @property
     def examples_per_second(self) -> float | None:
-        """Examples per second in the median epoch after the first; None when there was none."""
+        """The examples per second in the median epoch after the first; None if there was no such epoch."""
         later = self._seconds[1:]
         return self._examples / statistics.median(later) if later else None
 
@@ -104,7 +104,7 @@ def conclude(
 
 
 def leave(summary: Summary, history: Mapping[str, Sequence[float]], folder: Path) -> list[Path]:
-    """Write ``summary.json`` and ``loss.png`` into ``folder``, which is made when it is missing."""
+    """Write ``summary.json`` and ``loss.png`` into ``folder``, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: [float(value) for value in series] for name, series in history.items()}
     text, picture = folder / "summary.json", folder / "loss.png"

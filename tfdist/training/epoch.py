@@ -14,6 +14,7 @@ from tfdist.cluster.shares import Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow.device_batches import Division
 from tfdist.errors import DisagreementError
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
@@ -26,6 +27,10 @@ class Layout:
         self.spec = spec
         self.signature = _specs(spec)
         self.key = repr(spec)
+
+    def division(self, host: Sequence[tf.TypeSpec]) -> Division | None:
+        """Divide an element, ``host`` and then the tensors of slices, between the host and the slices' devices."""
+        return Division.of(host, [_specs(slice_spec) for slice_spec in self.spec])
 
     @classmethod
     def of(cls, slices: tuple[Any, ...]) -> "Layout":
@@ -105,6 +110,11 @@ class Element(NamedTuple):
     @classmethod
     def of(cls, tensors: tuple[Any, ...]) -> "Element":
         return cls(tensors[2:], tensors[1], tensors[0])
+
+    @staticmethod
+    def numbers() -> list[tf.TypeSpec]:
+        """The specs of what comes before the slices."""
+        return [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32)]
 
 
 class Place(NamedTuple):

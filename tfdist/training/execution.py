@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat.tensorflow import device_batches
 from tfdist.compat.tensorflow.steps.traced_call import TracedCall
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
@@ -178,7 +179,7 @@ class OneStep:
         batch = iterator.get_next_as_optional()
 
         def step() -> Any:
-            _, examples, *tensors = batch.get_value()
+            _, examples, *tensors = device_batches.value_of(iterator, batch)
             return self._step(examples, *tensors)
 
         def nothing() -> Any:
@@ -236,7 +237,7 @@ class Execution:
             return tf.logical_and(done < count, batch.has_value())
 
         def run(done: tf.Tensor, batch: Any, kept: Any, rows: Any) -> tuple[Any, ...]:
-            _, examples, *tensors = batch.get_value()
+            _, examples, *tensors = device_batches.value_of(iterator, batch)
             outputs = self._step(examples, *tensors)
             kept, rows = self._kept.add(kept, done, outputs), rows.write(done, examples)
             done += 1

@@ -17,7 +17,9 @@ import tensorflow as tf
 
 from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import device_batches
 from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow.device_batches import Ahead
 from tfdist.errors import UnsupportedError
 from tfdist.training.balance.moving_edges import Edges
 from tfdist.training.call_ends import END_SECONDS
@@ -112,6 +114,7 @@ class Input:
         whole: Sequence[str] = (),
         tee: "Tee | None" = None,
         moves: bool = False,
+        ahead: Ahead | None = None,
     ) -> None:
         self._gives_places = gives_places
         policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -168,13 +171,15 @@ class Input:
         elements = elements if tee is None else tee(elements, self)
         elements = elements.prefetch(_READ_AHEAD)
         self._dataset = elements if self._edges is None else tf_data.not_before_asked(elements)
+        self._ahead = ahead if self._edges is None else None  # how far batches are cut ahead has to be known there
+        self._division = None if self._ahead is None else self.layout.division(Element.numbers())
         self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
     def __iter__(self) -> Epoch:
         # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
         # that is made, and Keras makes some that it does not use.
         epoch = Epoch(
-            tf_data.iterator(self._dataset, self._failure),
+            self._elements(),
             self.layout,
             self._walk(),
             failure=self._failure,
@@ -197,7 +202,7 @@ class Input:
             self._edges.change(share.shares, position + ahead, position=position)
         elif self._reading is not None and not self._is_read:  # else the next epoch asks for the shares
             for epoch in self._epochs:
-                epoch.renew(lambda: tf_data.iterator(self._dataset, self._failure), seconds=END_SECONDS)
+                epoch.renew(self._elements, seconds=END_SECONDS)
 
     @property
     def changes_at(self) -> int | None:
@@ -226,6 +231,12 @@ class Input:
                 "script goes on; a generator that waits for what never comes should be told to return.",
                 END_SECONDS,
             )
+
+    def _elements(self) -> Any:
+        """An iterator over elements; where devices have memory of their own, the next ones are there ahead."""
+        if self._ahead is None or self._division is None:
+            return tf_data.iterator(self._dataset, self._failure)
+        return device_batches.iterator(self._dataset, self._division, self._ahead, self._failure)
 
     def _walk(self) -> Alone | SharedData | OwnData:
         if self.workers.count == 1:

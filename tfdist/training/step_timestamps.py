@@ -10,13 +10,13 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.monitor.process_clock import recorder
 from tfdist.monitor.recording import graph_stamps
+from tfdist.monitor.recording.device_rows import DeviceRows
 from tfdist.monitor.recording.recorder import Recorder
 from tfdist.monitor.recording.stamp_rows import CompiledRows, OperationRows, PassesRow
+from tfdist.native.device_stamp_ops import device_stamp_ops
 from tfdist.native.stamp_ops import stamp_ops
 
 _rows: graph_stamps.Rows | None = None
-
-
 _is_asked = False
 
 
@@ -27,8 +27,12 @@ def ask() -> None:
 
 
 def can_stamp() -> bool:
-    """True in a trace of a process that records steps, or whose stamps are asked for."""
-    return not tf.executing_eagerly() and (_is_asked or recorder() is not None) and graph_stamps.can_stamp()
+    """True in a trace of a process that records steps, or whose stamps are asked for; and that can stamp them."""
+    if tf.executing_eagerly() or not (_is_asked or recorder() is not None):
+        return False
+    if not _is_on_gpu():
+        return graph_stamps.can_stamp()
+    return device_stamp_ops() is not None and isinstance(_rows, DeviceRows | None)
 
 
 def taken() -> tuple[int, Any]:
@@ -52,7 +56,7 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
 @contextlib.contextmanager
 def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
     """Stamp the part of a step that is traced in the block, where steps are recorded."""
-    if not can_stamp():
+    if _is_on_gpu() or not can_stamp():
         yield data, None
         return
     row = PassesRow(traced_uses.independent)
@@ -62,12 +66,17 @@ def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
 
 def record_with(observer: Recorder) -> None:
     """Hand the stamps of this process' steps to a recorder, also of functions that are traced already."""
-    if _rows is not None:
+    if isinstance(_rows, DeviceRows):
+        observer.take_stamps_from(_rows.read_both, of_device=True)
+    elif _rows is not None:
         observer.take_stamps_from(_rows.read)
 
 
 def new_rows() -> graph_stamps.Rows:
     """Rows for stamps, by compiled operations where they are available."""
+    of_device = device_stamp_ops() if _is_on_gpu() else None
+    if of_device is not None:
+        return DeviceRows(of_device, traced_uses.independent)
     ops = stamp_ops()
     return OperationRows(traced_uses.independent) if ops is None else CompiledRows(ops, traced_uses.independent)
 
@@ -77,5 +86,11 @@ def _rows_of_this_process() -> graph_stamps.Rows:
     if _rows is None:
         _rows = new_rows()
         if (observer := recorder()) is not None:
-            observer.take_stamps_from(_rows.read)
+            record_with(observer)
     return _rows
+
+
+def _is_on_gpu() -> bool:
+    """True where the replica being traced computes on a GPU."""
+    devices = tf.distribute.get_strategy().extended.worker_devices
+    return bool(tf.DeviceSpec.from_string(devices[0]).device_type == "GPU")

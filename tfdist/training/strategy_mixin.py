@@ -17,6 +17,7 @@ from tfdist.compat.keras import keras_frames as keras_calls
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.device_batches import Ahead
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
@@ -26,7 +27,7 @@ from tfdist.training import replicated_model as models
 from tfdist.training.checks import untested
 from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
-from tfdist.variables import SHARES
+from tfdist.variables import DEVICE_PREFETCH, SHARES
 
 
 class KerasTraining:
@@ -195,6 +196,7 @@ class KerasTraining:
             whole=self.whole_inputs,
             tee=self.tee,
             moves=moves and self._workers.count > 1,
+            ahead=self._ahead,
         )
         if moves:
             self._moving = weakref.WeakSet() if self._moving is None else self._moving
@@ -238,6 +240,19 @@ class KerasTraining:
     _takes_shares = True
     #: whether the predict function of its models takes `epoch.Place`s in the place of batches
     _predicts_from_input = True
+
+    #: whether a replica's part of a batch may wait for its step in the memory of the replica's device
+    _goes_ahead = True
+
+    @property
+    def _ahead(self) -> Ahead | None:
+        """The GPUs on which parts of batches wait for their steps; None: they wait in the host's memory."""
+        batches = DEVICE_PREFETCH.read(os.environ)
+        if not batches or not self._goes_ahead:
+            return None
+        devices = self.extended.worker_devices  # type: ignore[attr-defined]
+        on_gpus = all(tf.DeviceSpec.from_string(device).device_type == "GPU" for device in devices)
+        return Ahead(tuple(devices), batches) if on_gpus and len(devices) == self._slices else None
 
     @property
     def _slices(self) -> int:

@@ -1,4 +1,4 @@
-"""Find the batch that a machine can take, and the one that pays: behind ``tfdist tune``.
+"""The search behind ``tfdist tune``: the largest batch that fits a machine, and the fastest one.
 
 Example:
     >>> import tfdist
@@ -16,17 +16,17 @@ __all__ = ["batch_size"]
 
 
 def batch_size(default: int, environ: Mapping[str, str] | None = None) -> int:
-    """Return the examples of a batch on one replica: ``default``, or what `tfdist tune batch` tries at the moment.
+    """Return the batch size of one replica: ``default``, or the size that `tfdist tune batch` is trying.
 
-    The global batch, which `fit` takes, is as many times larger as there are replicas.
+    The global batch, which `fit` takes, is this size times the number of replicas.
 
     Args:
-        default: what the script takes otherwise, at least 1.
-        environ: variables to read, `os.environ` by default.
+        default: the number of examples outside of `tfdist tune batch`, at least 1.
+        environ: the variables to read, `os.environ` by default.
     Returns:
-        TFDIST_BATCH_SIZE where it is set, else ``default``.
+        TFDIST_BATCH_SIZE if it is set, else ``default``.
     Raises:
-        ConfigError: one of them is no positive integer.
+        ConfigError: either of them is not a positive integer.
 
     Example:
         >>> batch_size(32, environ={})

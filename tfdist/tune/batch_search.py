@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One trial: the batch, its outcome, and the examples per second where it fits."""
+    """A trial: the batch, its outcome, and the examples per second if it fits."""
 
     batch: int
     outcome: Outcome
@@ -26,10 +26,10 @@ class Tried:
 
 
 def following(trials: Sequence[Tried], *, start: int, most: int, precision: float) -> int | None:
-    """The batch to try next; None at the end.
+    """Return the batch to try next; None at the end.
 
     Double until one does not fit, or halve until one does; then bisect the border. A batch counts as too large after
-    two trials, because other processes may have had the memory. At last, bisect the gaps next to the fastest batch, and
+    two trials, because other processes may have had the memory. Finally, bisect the gaps next to the fastest batch, and
     below the smallest one that is nearly as fast.
     """
     if not trials:
@@ -75,12 +75,12 @@ def largest(trials: Sequence[Tried]) -> int:
 
 
 def fastest(trials: Sequence[Tried]) -> int:
-    """The batch with the most examples per second; of equals the smallest."""
+    """Return the batch with the most examples per second; ties go to the smallest."""
     speeds = _speeds(trials)
     return min(speeds, key=lambda batch: (-speeds[batch], batch))
 
 
 def nearly_best(trials: Sequence[Tried]) -> int:
-    """The smallest batch that is within 5 % of the fastest."""
+    """Return the smallest batch that is within 5 % of the fastest."""
     speeds = _speeds(trials)
     return min(batch for batch, speed in speeds.items() if speed >= NEAR * max(speeds.values()))

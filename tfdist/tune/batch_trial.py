@@ -1,4 +1,4 @@
-"""Try one batch in separate processes: start the job, wait for its end, judge the result."""
+"""The trial of a batch in separate processes: start the job, wait for its end, judge the result."""
 
 import os
 import re
@@ -33,7 +33,7 @@ class Job:
 
     Attributes:
         argument: the script's option for the batch; None: the script calls `tfdist.tune.batch_size`.
-        memory_limit: bytes of data (heap, stacks, private memory) of each process, or None.
+        memory_limit: the limit on data (heap, stacks, private memory) of each process in bytes, or None.
     """
 
     run: tuple[str, ...] = ()
@@ -47,14 +47,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The result of one batch.
+    """The result of the trial of a batch.
 
     Attributes:
-        text: why it does not fit.
-        examples: of a step over all replicas.
-        speed: median over blocks of steps, in examples per second.
-        memory: largest resident set of a worker's process, in bytes.
-        device_memory: most GPU memory of a worker, in bytes.
+        text: the reason why the batch does not fit.
+        examples: the number of examples in a step over all replicas.
+        speed: the median over blocks of steps, in examples per second.
+        memory: the largest resident set of a worker's process, in bytes.
+        device_memory: the largest GPU memory of a worker, in bytes.
     """
 
     batch: int
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def per_replica(self) -> int:
-        """Examples of a step on the replica that has the most."""
+        """The number of examples in a step on the replica that has the most."""
         return -(-self.examples // self.replicas)
 
 
@@ -103,7 +103,7 @@ def judged(batch: int, code: int | None, output: str, found: Sequence[Measuremen
 
 
 def _filled(batch: int, chief: Measurement) -> tuple[Outcome, str]:
-    """The outcome if steps had the requested batch, that of a replica or the global one, and why not."""
+    """Return the outcome and its reason: whether steps had the requested batch, per replica or globally."""
     seen = chief.examples
     if seen in (0, batch, batch * chief.replicas):
         return Outcome.FITS, ""
@@ -116,7 +116,7 @@ def _filled(batch: int, chief: Measurement) -> tuple[Outcome, str]:
 
 
 def attempt(batch: int, job: Job) -> Trial:
-    """Run the job with a batch; nothing of the job is left when this returns."""
+    """Run the job with a batch; the job has ended completely when this returns."""
     with tempfile.TemporaryDirectory(prefix="tfdist-tune-", ignore_cleanup_errors=True) as folder:
         request = Request(folder=folder, warm_up=job.warm_up, steps=job.steps)
         environment = {**os.environ, BATCH_SIZE.name: str(batch), **request.to_environment()}

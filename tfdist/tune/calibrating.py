@@ -1,8 +1,8 @@
-"""Measure what predictions are made of: link, matrices, memory, disk, messages and steps.
+"""The measurements behind predictions: link, matrices, memory, disk, messages and steps.
 
     tfdist run -n 4 --hosts hosts.txt -m tfdist.tune.calibrating
 
-does it between the workers of a job, for the record of the machine of the first one.
+measures between the workers of a job, for the record on the machine of the first worker.
 """
 
 import os
@@ -63,7 +63,7 @@ def _with_costs(given: dict[str, Any], costs: dict[str, float], *, is_local: boo
 
 
 def matrix_rate() -> float:
-    """Operations in a second on matrices of float32, on all processors."""
+    """Measure the operations per second on float32 matrices, on all processors."""
     one = np.ones((_SIDE, _SIDE), np.float32)
     result = np.empty_like(one)
     return 2 * _SIDE**3 / _least(lambda: np.matmul(one, one, out=result))
@@ -76,7 +76,7 @@ def _copy_rate() -> float:
 
 
 def _disk_rate() -> float:
-    """Bytes in a second that are written and synchronized, in the folder of the cache."""
+    """Measure the bytes per second that are written and synchronized in the cache folder."""
     block, place = b"\1" * _BLOCK, plan_record.path_of(os.environ).parent
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=place) as file:
@@ -88,7 +88,7 @@ def _disk_rate() -> float:
 
 
 def _least(call: Callable[[], object]) -> float:
-    """The shortest time of a call, of as many as fit into half a second."""
+    """Return the shortest time of a call, among all calls that fit into half a second."""
     call()
     found, until = list[float](), time.perf_counter() + _ENOUGH_SECONDS
     while not found or time.perf_counter() < until:
@@ -107,7 +107,7 @@ def costs_of_worker() -> dict[str, float]:
 
 
 def costs_of(collective: Any) -> dict[str, float]:
-    """The link between the members, what PowerSGD computes, a step of almost nothing, and by how much steps differ."""
+    """Measure the link between members, the cost of PowerSGD, an almost empty step, and the noise of steps."""
     import tensorflow as tf
 
     from tfdist.collectives.link_measuring import measured_link
@@ -152,7 +152,7 @@ def keep(found: Calibration) -> Path:
 
 
 def main() -> None:
-    """Measure between the workers of this job, and keep it on the machine of the first one."""
+    """Measure between the workers of this job, and store the result on the machine of the first worker."""
     from tfdist import cluster
 
     costs = costs_of_worker()

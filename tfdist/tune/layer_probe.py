@@ -1,8 +1,8 @@
-"""Runs a script up to its first `fit`, and measures the layers of the model there.
+"""A process that runs a script up to its first `fit`, and measures the layers of the model there.
 
     python -m tfdist.tune.layer_probe REQUEST SCRIPT [ARGUMENTS]
 
-REQUEST is a `Request` as JSON. The process ends in the call of `fit`; nothing of it trains, and no callback is called.
+REQUEST is a `Request` as JSON. The process ends in the call of `fit`, without training and without a callback.
 """
 
 import json
@@ -25,10 +25,10 @@ class Request:
 
     Attributes:
         path: the path of the profile; a message goes to the same path with ".error".
-        parent: the process whose end ends this one.
-        divisors: the batch of `fit` is also measured divided by each of these.
+        parent: the pid of the process whose end ends this one.
+        divisors: the numbers by which the batch of `fit` is divided for further measurements.
         counts_processor: whether to measure processor seconds, which other programs cannot lengthen.
-        together: paths of all requests measured at once; they wait for each other in `fit`.
+        together: the paths of all requests measured at once; their processes wait for each other in `fit`.
     """
 
     path: str

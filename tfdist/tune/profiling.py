@@ -1,4 +1,4 @@
-"""The profile of a script's model, measured in processes of their own; the line between two processes of this host."""
+"""The profile of a script's model, measured in separate processes, and the link between two processes of this host."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ _SHOWN_LINES = 15
 def beside(devices: int, *, threads: int | None, processors: int, gpus: int, free_bytes: int, each_bytes: int) -> int:
     """Return the number of processes, at most ``devices``, that this host can measure at once.
 
-    Each needs a GPU of its own if the host has any, else its threads' processors; and memory.
+    Each process needs memory, and a GPU of its own if the host has any, else processors for its threads.
     """
     places = gpus or processors // (threads or 1)
     return max(min(devices, places, free_bytes // max(each_bytes, 1)), 1)
@@ -50,7 +50,7 @@ def measured(
     on_processes: Callable[[int], None] = lambda processes: None,
     **options: Any,
 ) -> Profile:
-    """The profile of a script's model in several processes of this host, and in one process alone."""
+    """Return the profile of a script's model in several processes of this host, and in one process alone."""
     given = {"threads": threads, "timeout_seconds": timeout_seconds, **options}
     on_processes(1)
     alone = profiled(script, **given)
@@ -81,7 +81,7 @@ def profiled(
     processes: int = 1,
     alone: Profile | None = None,
 ) -> Profile:
-    """The profile of the first model that a script fits; the script's processes have ended when this returns."""
+    """Return the profile of the first model that a script fits; the script's processes have ended when this returns."""
     with tempfile.TemporaryDirectory(prefix="tfdist-plan-", ignore_cleanup_errors=True) as folder:
         paths = [Path(folder, f"profile-{number}.json") for number in range(processes)]
         commands = []
@@ -140,7 +140,7 @@ def _end(path: Path) -> str:
 def environment(
     base: Mapping[str, str], number: int, processes: int, *, threads: int | None, gpus: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The environment of one of several processes that are measured at once."""
+    """Return the environment of one of several processes that are measured at once."""
     kept = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
     if processes > 1:
         kept[STRATEGY.name] = "multi-worker"
@@ -155,7 +155,7 @@ def environment(
 
 
 def _gpus(base: Mapping[str, str], there: int) -> list[str]:
-    """The GPUs that a process sees, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that a process sees, as CUDA_VISIBLE_DEVICES names them."""
     given = base.get("CUDA_VISIBLE_DEVICES")
     if given is None:
         return [str(number) for number in range(there)]
@@ -165,7 +165,7 @@ def _gpus(base: Mapping[str, str], there: int) -> list[str]:
 def _finished(
     commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], paths: Sequence[Path], seconds: float
 ) -> list[int | None]:
-    """Run commands at once until all have ended, one has ended without its profile, or the deadline."""
+    """Run commands at once until all have ended, one has ended without a profile, or the deadline has passed."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         processes = [
@@ -195,7 +195,7 @@ def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> It
 
 
 def measured_link() -> Link:
-    """The link between two processes of this host, as the collectives of `multi-worker` see it."""
+    """Measure the link between two processes of this host with the collectives of `multi-worker`."""
     with WorkerSession("multi-worker", workers=2).pool as pool:
         call = {"many_bytes": _LINK_BYTES, "seconds": _LINK_REPEATED_SECONDS}
         replies = pool.call("tfdist.tune.profiling:link_of_worker", call, timeout_seconds=_LINK_SECONDS)
@@ -206,7 +206,7 @@ def measured_link() -> Link:
 
 
 def link_of_worker(many_bytes: int, seconds: float) -> dict[str, float]:
-    """The latency and the rate of the link between the workers of this job, all of which call it."""
+    """Measure the latency and the rate of the link between the workers of this job; all workers call it."""
     from tfdist import strategies
     from tfdist.collectives.link_measuring import measured_link
 

@@ -1,4 +1,4 @@
-"""Runs a step by the schedule of a pipeline, and returns its timeline, to be compared with the schedule's own."""
+"""A real step by the schedule of a pipeline, whose timeline is compared with the schedule's own."""
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.placement.worker_environment import WorkerSession
@@ -13,7 +13,7 @@ _START_SECONDS = 300.0
 def measured(
     schedule: Schedule, *, forward_seconds: float, backward: float, pool: WorkerPool | None = None
 ) -> Timeline:
-    """The timeline of a step that ran, in forward passes from the first one on.
+    """Run a step, and return its timeline; the unit is a forward pass, the origin the first one.
 
     Each stage is a process of this host, so all read one clock. Layers sleep, so stages do not compete for the
     processor.

@@ -1,4 +1,4 @@
-"""A model whose layers sleep, and note when each forward and backward pass begins and ends."""
+"""A model whose layers sleep, and record the begin and end of each forward and backward pass."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Note = tuple[str, int, int, float, float]
 
 
 class Sleeping(keras.layers.Layer):
-    """Passes its input on after some time, forward and backward."""
+    """A layer that passes its input on after some time, forward and backward."""
 
     def __init__(self, part: int, seconds: tuple[float, float], note: Callable[[Note], None], **options: Any) -> None:
         super().__init__(**options)
@@ -24,7 +24,7 @@ class Sleeping(keras.layers.Layer):
         self._tell = note
 
     def build(self, shape: Any) -> None:
-        """Make a weight, without which there would be no backward pass."""
+        """Create a weight, without which there would be no backward pass."""
         self._weight = self.add_weight(shape=(1,), initializer="zeros")
 
     def call(self, x: Any) -> Any:
@@ -41,7 +41,7 @@ class Sleeping(keras.layers.Layer):
         return shape
 
     def _slept(self, kind: str, numbers: Any, value: Any) -> Any:
-        """A value after some time; every element of a micro-batch is its number."""
+        """Return a value after some time; every element of a micro-batch is the micro-batch's number."""
 
         def sleep(numbers: Any, value: Any) -> Any:
             begin = time.monotonic()
@@ -54,7 +54,7 @@ class Sleeping(keras.layers.Layer):
 
 
 def step(schedule: str, stages: int, microbatches: int, chunks: int, forward: float, backward: float) -> list[Note]:
-    """Run two steps in every process of a job at once; the notes of this process about the second."""
+    """Run two steps in every process of a job at once; return this process's record of the second."""
     notes: list[Note] = []
     strategy = PipelineStrategy(
         stages=stages, microbatches=microbatches, schedule=schedule, chunks=chunks, timeout_seconds=120

@@ -1,4 +1,4 @@
-"""The search for a batch, trial by trial, and what it has found."""
+"""The search for a batch, trial by trial, and its report."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _APART = 1.25  # of two batches that both have a number at the axis
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The trials in their order, and the machine they ran on."""
+    """The trials in order, and the machine that they ran on."""
 
     trials: tuple[Trial, ...]
     machine: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Report:
         return {name: self.fitting[batch] for name, batch in found.items()}
 
     def verdict(self) -> list[str]:
-        """The findings in sentences."""
+        """Return the findings in sentences."""
         if not self.fitting:
             smallest = min(self.trials, key=lambda one: one.batch)
             none = "no batch was measured" if smallest.outcome is Outcome.SHORT else "no batch fits"
@@ -60,13 +60,13 @@ class Report:
         ]
 
     def to_json(self) -> str:
-        """The report for programs; ``chosen`` has batches."""
+        """Return the report as JSON for programs; ``chosen`` has batches."""
         content = asdict(self) | {"chosen": {name: trial.batch for name, trial in self.chosen.items()}}
         return json.dumps({"version": 1, **content, "verdict": self.verdict()}, indent=2)
 
 
 def _named(trial: Trial) -> str:
-    """A batch as it was given, and what that is on a replica where it is something else."""
+    """Return a batch as it was given, and the batch of a replica if it differs."""
     more = f" ({trial.per_replica:,} on each of {trial.replicas} replicas)" if trial.replicas > 1 else ""
     return f"{trial.batch:,}{more}"
 
@@ -81,7 +81,7 @@ def tune(
     on_trial: Callable[[Sequence[Trial], int | None], None] = lambda trials, following: None,
     trial_of: Callable[[int, Job], Trial] = attempt,
 ) -> Report:
-    """Try batches until the largest that fits and the fastest are known."""
+    """Try batches until the largest that fits and the fastest one are known."""
     trials: list[Trial] = []
     while True:
         batch = batch_search.following([one.tried for one in trials], start=start, most=most, precision=precision)
@@ -96,7 +96,7 @@ def tune(
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw examples per second over the batch, and where memory ends, as a PNG."""
+    """Draw the examples per second over the batch, and the limit of memory, as a PNG."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -136,7 +136,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def apart(batches: Sequence[int], *, keep: Sequence[int]) -> list[int]:
-    """The batches to label: those to keep, and others far enough from them."""
+    """Return the batches to label: those to keep, and others far enough away from them."""
     shown = sorted(dict.fromkeys(batch for batch in batches if batch in keep))
     shown = [one for place, one in enumerate(shown) if place == 0 or one >= _APART * shown[place - 1]]
     for batch in batches:

@@ -39,6 +39,17 @@ def test_gpus(asked: Framework, driver: Driver, environ: dict[str, str], level: 
     assert bool(finding.cure) == (level >= Level.WARNING or word == "hides")
 
 
+def test_cuda_without_a_driver_is_named_with_the_way_to_one() -> None:
+    wheels = {"nvidia-cuda-runtime-cu12": "12.5.82"}
+    (finding,) = gpu_check.judge_gpus(Framework(build=CUDA), Driver(), {}, wheels)
+    assert finding.level is Level.NOTE
+    assert "nvidia-cuda-runtime-cu12 12.5.82" in finding.seen
+    assert "--gpus all" in finding.cure
+    for asked, driver in ((TWO, Driver()), (Framework(build=CUDA), Driver(present=True, error="no devices"))):
+        found = gpu_check.judge_gpus(asked, driver, {}, wheels)
+        assert found == gpu_check.judge_gpus(asked, driver, {})
+
+
 @pytest.mark.parametrize(
     ("asked", "packages", "level", "seen"),
     [

@@ -1,1 +1,1 @@
-"""All-reduces of single tensors and of a model's gradients: every engine, in turns."""
+"""All-reduces of single tensors and of a model's gradients, measured for every backend in turns."""

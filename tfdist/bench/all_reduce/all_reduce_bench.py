@@ -1,4 +1,4 @@
-"""All-reduce, engine beside engine, by the conventions of nccl-tests."""
+"""The all-reduce benchmark, which compares backends by the conventions of nccl-tests."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,13 +31,13 @@ _MODULES = {**dict.fromkeys(LIMITS, "tfdist.bench.all_reduce.limits"), _OPEN_MPI
 
 
 def engines(*, linked: bool) -> tuple[str, ...]:
-    """The engines between workers of one host, or between workers behind links."""
+    """Return the backends between workers of one host, or between workers behind links."""
     return tuple(engine for engine in ENGINES if not (linked and engine in _ONE_HOST))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceBench(Suite):
-    """All-reduces of single tensors and of a model's gradients, by every engine."""
+    """All-reduces of single tensors and of a model's gradients, by every backend."""
 
     engines: Sequence[str]  # names from `ENGINES`
     sizes: Sequence[int]  # bytes of one float32 tensor, each a row
@@ -69,7 +69,7 @@ class AllReduceBench(Suite):
             )
 
     def arms(self) -> list[str]:
-        """The engines, and ``native:ALGORITHM`` for each algorithm."""
+        """Return the backends, and ``native:ALGORITHM`` for each algorithm."""
         return [*self.engines, *(f"native:{algorithm}" for algorithm in self.algorithms)]
 
     def run(self, told: Told = untold, on_row: Callable[["Row"], None] = lambda row: None) -> "AllReduceReport":
@@ -117,7 +117,7 @@ class AllReduceBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One message, reduced by every engine."""
+    """The results of one message, reduced by every backend."""
 
     name: str  # the size, or whose gradients
     elements: Sequence[int]  # of each float32 tensor in it
@@ -134,7 +134,7 @@ class Row:
         return quartiles(self.seconds[engine])
 
     def algorithm_bandwidth(self, engine: str) -> Quartiles:
-        """S / t, in bytes per second."""
+        """Return S / t, in bytes per second."""
         return quartiles([self.bytes / seconds for seconds in self.seconds[engine]])
 
     def bus_bandwidth(self, engine: str, workers: int) -> Quartiles:
@@ -143,7 +143,7 @@ class Row:
         )
 
     def speed(self, engine: str, peer: str) -> Quartiles | None:
-        """The peer's time over the engine's in the same round; None without the peer."""
+        """Return the peer's time over the backend's in the same round; None without the peer."""
         if peer not in self.seconds or engine == peer:
             return None
         return ratio(self.seconds[peer], self.seconds[engine])
@@ -209,7 +209,7 @@ def header(setup: AllReduceBench) -> list[str]:
 
 
 def lines(row: Row, setup: AllReduceBench) -> Iterator[str]:
-    """Yield a line for each engine of a row.
+    """Yield a line for each backend of a row.
 
     Example:
         >>> setup = AllReduceBench(engines=["ring"], sizes=[4096])
@@ -265,7 +265,7 @@ _SHADES = ("#8fd0ab", "#5fb98a", "#1f7d4d", "#155f39", "#0b3d24")  # of native, 
 
 
 def draw(report: "AllReduceReport", path: Path) -> None:
-    """Bus bandwidth over size, with bands between quartiles; where gradients were reduced, bars with their times."""
+    """Draw bus bandwidth over size, with bands between quartiles; if gradients were reduced, bars with their times."""
     sizes = [row for row in report.rows if len(row.elements) == 1]
     models = [row for row in report.rows if len(row.elements) > 1]
     panels = [panel for panel, rows in ((_bandwidth, sizes), (_times, models)) if rows]

@@ -1,10 +1,11 @@
 """Lower bounds of an all-reduce, measured in the same turns: the line between the workers, and the machine's memory.
 
-- ``tcp``: each worker sends the next one as many bytes as an all-reduce has to, 2 S (n - 1) / n, and receives as many:
-  one connection of the kernel's, nothing added up;
+- ``tcp``: each worker sends the next one as many bytes as an all-reduce must, 2 S (n - 1) / n, and receives as many,
+  over one kernel connection and without additions;
 - ``memcpy``: each worker copies S bytes from one array, written anew each time, to another;
 - ``bare``: a loop without a framework or threads (`native/bare/sum.cc`) adds up an array through shared memory, with
-  the passes over memory that a sum needs: nearer to what an all-reduce can reach than a copy. It is compiled at first.
+  the passes over memory that a sum needs. It is closer than a copy to what an all-reduce can reach, and is compiled on
+  first use.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ class _Sums:
 
 @contextlib.contextmanager
 def shared_memory() -> Iterator[str]:
-    """Yield where workers of this host open memory that is theirs alone; it ends with the last of them."""
+    """Yield the path of memory that only workers of this host can open; it ends with the last of them."""
     file = os.memfd_create("tfdist-bench")
     try:
         os.fchmod(file, 0o600)

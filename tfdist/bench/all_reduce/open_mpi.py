@@ -1,9 +1,9 @@
-"""Open MPI in an all-reduce benchmark: ranks that `mpirun` starts, and the worker that asks them.
+"""Open MPI in an all-reduce benchmark: ranks that `mpirun` starts, and the worker that sends them requests.
 
     mpirun -n 2 python -m tfdist.bench.all_reduce.open_mpi ADDRESS
 
-The worker is the parent of `mpirun` and sends rank 0 lines of JSON over the socket at ADDRESS: `mpirun` gives the ranks
-a standard input that never ends. Sums are in place, one `MPI_Allreduce` of each tensor.
+The worker is the parent of `mpirun` and sends rank 0 lines of JSON over the socket at ADDRESS, because `mpirun` gives
+the ranks a standard input that never ends. Sums are in place, one `MPI_Allreduce` of each tensor.
 """
 
 import importlib.util
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def _meet(world: Any) -> None:
-    """Wait for all ranks asleep: Open MPI itself polls, and would slow down the engine whose turn it is."""
+    """Wait for all ranks without polling: Open MPI itself polls, and would slow down the backend whose turn it is."""
     all_here = world.Ibarrier()
     while not all_here.Test():
         time.sleep(0.002)
@@ -165,7 +165,7 @@ def _wrong(world: Any, tensors: list[np.ndarray], warm_up: int) -> int:
 
 
 def _times(world: Any, tensors: list[np.ndarray], calls: int) -> list[tuple[float, float]]:
-    """The last rank's times of each call, after one call that does not count."""
+    """Return the last rank's times of each call, after one call that does not count."""
     own = []
     for call in range(calls + 1):
         for tensor in tensors:

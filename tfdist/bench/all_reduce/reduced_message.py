@@ -17,7 +17,7 @@ _LARGEST = 125
 
 
 def sizes(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
-    """Bytes from the smallest to the largest, each ``factor`` times the one before.
+    """Return sizes in bytes from the smallest to the largest, each ``factor`` times the one before.
 
     Example:
         >>> sizes(4096, 262144, 8)
@@ -36,12 +36,12 @@ def sizes(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
 
 
 def calls(number_of_bytes: int) -> int:
-    """The number of all-reduces in a measurement: many short ones, few long ones."""
+    """Return the number of all-reduces in a measurement: many short ones, few long ones."""
     return max(_FEWEST_CALLS, min(_MOST_CALLS, _BYTES_PER_MEASUREMENT // number_of_bytes))
 
 
 def seconds(times: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Mean seconds of a call, from the last worker's tensors to the last worker's sums.
+    """Return the mean seconds of a call, from the last worker's tensors to the last worker's sums.
 
     Example:
         >>> seconds([[(0.0, 3.0), (5.0, 7.0)], [(1.0, 2.0), (4.0, 6.0)]])
@@ -52,10 +52,10 @@ def seconds(times: Sequence[Sequence[tuple[float, float]]]) -> float:
 
 
 def bus_bandwidth(number_of_bytes: int, seconds: float, workers: int) -> float:
-    """The bytes per second that each link carries in a perfect all-reduce of that duration.
+    """Return the bytes per second that each link carries in a perfect all-reduce of that duration.
 
-    A worker has to send 2 S (n - 1) / n bytes, whatever the algorithm, so this can be compared with what the wire
-    does; the algorithm's bandwidth is S / t. With two workers both are equal.
+    A worker must send 2 S (n - 1) / n bytes, whatever the algorithm, so this can be compared with the speed of the
+    wire. The algorithm's bandwidth is S / t. With two workers both are equal.
 
     Example:
         >>> bus_bandwidth(1000, 1.0, 4)
@@ -65,7 +65,7 @@ def bus_bandwidth(number_of_bytes: int, seconds: float, workers: int) -> float:
 
 
 def values(count: int, *, tensor: int, worker: int) -> "np.ndarray":
-    """Float32 integers that depend on position, tensor and worker, and whose sums are exact."""
+    """Return float32 integers that depend on position, tensor and worker, and whose sums are exact."""
     import numpy as np
 
     mixed = np.arange(count, dtype=np.uint32)

@@ -1,10 +1,10 @@
-"""The worker processes of an all-reduce benchmark: one engine each, on tensors whose sum is known.
+"""The worker processes of an all-reduce benchmark: one backend each, on tensors whose sum is known.
 
-- ``tensorflow``: TensorFlow's MultiWorkerMirroredStrategy as it is, all tensors of a call in one pack;
+- ``tensorflow``: TensorFlow's MultiWorkerMirroredStrategy, unchanged, with all tensors of a call in one pack;
 - ``horovod``: an `allreduce` of Horovod for each tensor, as its users write it;
 - ``multi-worker`` and ``ring``: tfdist's strategies, one `all_reduce` of a list of tensors in a replica;
-- ``native``: tfdist's own collectives, one `all_reduce` of the list; behind links each worker is a host. A name
-  behind a colon is the algorithm between hosts.
+- ``native``: tfdist's own collectives, one `all_reduce` of the list; behind links each worker is a host. A name after a
+  colon is the algorithm between hosts.
 
 As in a step, the tensors are written anew before each all-reduce, by an op whose results nothing else needs. The clock
 runs in the graph, from the last tensor that is written to the last sum.
@@ -69,7 +69,7 @@ def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
 
 
 def measure(engine: str, calls: int) -> list[tuple[float, float]]:
-    """The times at which each call had its tensors and its sums, after one call that does not count."""
+    """Return the times at which each call had its tensors and its sums, after one call that does not count."""
     reduce = _prepared[engine]
     times = [reduce()[1:] for _ in range(calls + 1)][1:]
     return [(float(began), float(ended)) for began, ended in times]
@@ -92,7 +92,7 @@ def _native() -> Collective:
 
 @functools.cache
 def _one() -> tf.Variable:
-    """A 1 that no graph can fold."""
+    """Return a 1 that no graph can fold."""
     return tf.Variable(1.0)
 
 

@@ -1,4 +1,4 @@
-"""Gradient compression beside Horovod and beside none: bytes, the time of a step, and the error of a gradient."""
+"""The benchmark of codecs against Horovod and no compression: bytes, the time of a step, and gradients' errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def medians(self) -> dict[str, float | None]:
-        """Bytes that a worker sends in a step, and seconds of computing until the first messages leave and after."""
+        """The bytes that a worker sends in a step, and the computing seconds before and after the first messages."""
         encode, decode = zip(*self.computing, strict=True) if self.computing else ((), ())
         of_rounds = {"sent_bytes": self.sent_bytes, "payload_bytes": self.payload_bytes}
         return {
@@ -114,7 +114,7 @@ class CodecReport(Report):
         return ratio(found[0].seconds, row.seconds) if found and row.name != peer else None
 
     def regrets(self) -> dict[str, tuple[str, Quartiles]]:
-        """For each "auto": the fastest fixed codec, and the time of auto's step over its."""
+        """Return for each "auto" the fastest fixed codec, and the ratio of auto's step time to that codec's."""
         own = [row for row in self.rows if parsed(row.name)[0] == AUTO]
         fixed = [row for row in self.rows if row not in own and row.name not in (NOOP, HOROVOD)]
         best = min(fixed, key=lambda row: quartiles(row.seconds).median)

@@ -1,4 +1,4 @@
-"""The codecs that are measured: names with options behind a colon, what they are compared with, and their workers."""
+"""The codecs that are measured: names with options after a colon, their peers, and their workers."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ def load(modules: Sequence[str]) -> None:
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of a codec as it is written on the command line.
+    """Return the name and the options of a codec as it is written on the command line.
 
     Example:
         >>> parsed("powersgd:rank=4,min_saving=1.5")
@@ -79,7 +79,7 @@ def codec_of(text: str) -> "Codec":
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The ways to reduce gradients: name to lane, and name to why it cannot run."""
+    """The ways to reduce gradients: the lane of each, by name, and the reason why one cannot run, by name."""
 
     lanes: Mapping[str, str]
     left_out: Mapping[str, str]

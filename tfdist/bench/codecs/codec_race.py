@@ -69,13 +69,13 @@ class CodecRace(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One training: seconds of the slowest worker until each check, without tracing and checks; the accuracy there."""
+    """The curve of one training: accuracy, and the slowest worker's training seconds until each check."""
 
     seconds: Sequence[float]
     accuracy: Sequence[float]
 
     def reached(self, target: float) -> int | None:
-        """The first check with this accuracy, or None."""
+        """Return the index of the first check with this accuracy, or None."""
         return next((index for index, found in enumerate(self.accuracy) if found >= target), None)
 
     def seconds_to(self, target: float) -> float | None:
@@ -85,7 +85,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class RaceReport(Report):
-    """Name to one training per round, the examples of an epoch, and name to why it was left out."""
+    """One training per round for each name, the examples of an epoch, and the reasons for names that were left out."""
 
     setup: CodecRace
     curves: Mapping[str, Sequence[Curve]]
@@ -93,12 +93,12 @@ class RaceReport(Report):
     left_out: Mapping[str, str]
 
     def seconds_to_target(self, name: str) -> Quartiles | None:
-        """Seconds of training to the target; None where a round did not reach it."""
+        """Return the seconds of training to the target; None if a round did not reach it."""
         found = [curve.seconds_to(self.setup.target) for curve in self.curves[name]]
         return None if None in found else quartiles([seconds for seconds in found if seconds is not None])
 
     def epochs_to_target(self, name: str) -> Quartiles | None:
-        """Epochs of training to the target; None where a round did not reach it."""
+        """Return the epochs of training to the target; None if a round did not reach it."""
         checks = [curve.reached(self.setup.target) for curve in self.curves[name]]
         each = self.setup.steps_per_check * self.setup.global_batch_size / self.examples
         return None if None in checks else quartiles([each * (1 + index) for index in checks if index is not None])
@@ -107,7 +107,7 @@ class RaceReport(Report):
         return quartiles([curve.accuracy[-1] for curve in self.curves[name]])
 
     def speed(self, name: str, peer: str) -> Quartiles | None:
-        """The peer's time to the target over this one's; None where one did not reach it."""
+        """Return the peer's time to the target over this one's; None if one of them did not reach it."""
         if name == peer or peer not in self.curves:
             return None
         own, other = ([one.seconds_to(self.setup.target) for one in self.curves[each]] for each in (name, peer))
@@ -151,7 +151,7 @@ class RaceReport(Report):
         yield self.ran_on()
 
     def draw(self, path: Path) -> None:
-        """Accuracy on the test images over seconds of training."""
+        """Draw accuracy on the test images over seconds of training."""
         require_matplotlib()
         from matplotlib import colormaps
         from matplotlib.figure import Figure

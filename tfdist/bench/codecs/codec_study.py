@@ -1,4 +1,4 @@
-"""Bytes, times and error of a codec on the gradients of a model, in worker processes that do not talk."""
+"""Bytes, times and error of a codec on the gradients of a model, in worker processes that do not communicate."""
 
 import functools
 import time
@@ -41,7 +41,7 @@ def study(codec: str, model: str, global_batch_size: int, times: int, modules: S
 def _computing(
     codec: Codec, gradients: list[tf.Tensor], groups: list[list[int]], workers: clusters.Cluster, times: int
 ) -> list[tuple[float, float]]:
-    """The seconds of each of the two parts; what others would send is what this worker sends, and there at once."""
+    """Return the seconds of both parts; this worker's own messages stand in for the others', without delay."""
     if not groups:
         return [(0.0, 0.0)] * times
     rank, size = workers.worker_index, workers.num_workers
@@ -89,7 +89,7 @@ def _error(codec: Codec, parts: list[list[tf.Tensor]], groups: list[list[int]]) 
 
 @functools.lru_cache(maxsize=1)
 def _parts(model: str, global_batch_size: int, members: int) -> list[list[tf.Tensor]]:
-    """Each member's part of the mean gradients of a new model on one batch; kept for the next codec."""
+    """Return each member's part of the mean gradients of a new model on one batch; kept for the next codec."""
     keras.utils.set_random_seed(_SEED)
     network = MODELS[model].build()
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -125,7 +125,7 @@ def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def units(codec: Codec, specs: Sequence[tf.TensorSpec]) -> list[list[int]]:
-    """The indices of gradients that are compressed as one tensor, as `Compressed` has them in a step.
+    """Return the indices of gradients that are compressed as one tensor, grouped as by `Compressed` in a step.
 
     Example:
         >>> from tfdist.compression import PowerSGD, QSGD
@@ -138,7 +138,7 @@ def units(codec: Codec, specs: Sequence[tf.TensorSpec]) -> list[list[int]]:
 
 
 def wire_bytes(codec: Codec, specs: Sequence[tf.TensorSpec], members: int) -> float:
-    """Bytes that a member sends for the gradients of a step by the formulas, without headers and metrics."""
+    """Return the bytes that a member sends for the gradients of a step by the formulas, without headers and metrics."""
     groups = units(codec, specs)
     compressed = {index for group in groups for index in group}
     whole = (spec for index, spec in enumerate(specs) if index not in compressed)

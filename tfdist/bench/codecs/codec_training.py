@@ -1,6 +1,6 @@
 """Trainings with a codec in worker processes: steps of a model, and digits until an accuracy is reached.
 
-Horovod trains the same in its own loop.
+Horovod trains the same model in its own loop.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def measure(arm: str, steps: int) -> training_loops.Measured:
 
 
 def _optimizer(arm: str, learning_rate: float, momentum: float = 0.0) -> keras.optimizers.Optimizer:
-    """SGD, whose momentum is the codec's where that has one; codecs compress from the first step on."""
+    """Return SGD without the momentum that the codec has itself; codecs compress from the first step on."""
     if arm == NOOP:
         return _Unreduced(keras.optimizers.SGD(learning_rate, momentum=momentum))
     codec = dataclasses.replace(codec_of(arm), start_after=0)
@@ -51,7 +51,7 @@ def _optimizer(arm: str, learning_rate: float, momentum: float = 0.0) -> keras.o
 
 
 class _Unreduced(DistributedOptimizer):
-    """Updates with the gradients of this replica alone: the cost of a step when gradients cost nothing."""
+    """An optimizer that updates with the gradients of this replica alone: the cost of a step without reduction."""
 
     @property
     def reduction_choices(self) -> reducer.Choices:
@@ -106,7 +106,7 @@ def train(
 
 
 class _Curve(keras.callbacks.Callback):
-    """Records the training time and the accuracy of each epoch; an epoch has the steps between two checks."""
+    """A callback that records the training time and the accuracy of each epoch; an epoch lasts from check to check."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,14 +164,14 @@ def _digits(folder: str | Path, part: str) -> _Part:
 
 
 def _perceptron(seed: int) -> keras.Model:
-    """The classifier, not compiled, equal for equal seeds: 2.2 M parameters, 8.7 MB."""
+    """Return the classifier, not compiled, equal for equal seeds: 2.2 M parameters, 8.7 MB."""
     keras.utils.set_random_seed(seed)
     hidden = [keras.layers.Dense(1024, activation="relu") for _ in range(3)]
     return keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)])
 
 
 def _batches(part: _Part, global_batch_size: int, steps: int, seed: int) -> tf.data.Dataset:
-    """The batches of all workers for this many steps, in an order that only the seed decides."""
+    """Return the batches of all workers for this many steps, in an order that only the seed decides."""
     draw, count = np.random.default_rng(seed), len(part.labels)
     epochs = -(-global_batch_size * steps // count)
     order = np.concatenate([draw.permutation(count) for _ in range(epochs)])

@@ -1,1 +1,1 @@
-"""The worker processes that benchmarks measure, in turns, and what they have in common."""
+"""The worker processes that benchmarks measure in turns, and their common parts."""

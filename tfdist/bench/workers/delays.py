@@ -1,12 +1,12 @@
-"""Late packets on a slow network: a process that holds frames between two devices for a while.
+"""Late packets on a slow network: a process that holds frames between two devices for some time.
 
     python -m tfdist.bench.workers.delays SECONDS PORT WIRE [PORT WIRE ...]
 
-What comes in at a PORT leaves at its WIRE so many seconds later; what comes in at a WIRE leaves at once. The kernel can
-do that too (`netem`), but those of many containers and virtual machines come without it, and a process needs nothing
-but root. Frames are handed on as the kernel has them, up to 64 KiB of a stream in one and with checksums still to be
-made, so 1 Gbit/s are some thousand frames a second. It ends when its standard input does, so it never outlives its
-starter.
+A frame that arrives at a PORT leaves at its WIRE the given seconds later; a frame that arrives at a WIRE leaves at
+once. The kernel can do this too (`netem`), but kernels of many containers and virtual machines come without it, and a
+process needs nothing but root. Frames are forwarded as the kernel has them: up to 64 KiB of a stream in one, with
+checksums still to be computed. So 1 Gbit/s needs only some thousand frames a second. The process ends when its standard
+input does, so it never outlives its starter.
 """
 
 import collections
@@ -32,7 +32,7 @@ _READY = "ready\n"
 
 
 class Held:
-    """A queue in which everything waits equally long.
+    """A queue in which every frame waits for the same time.
 
     Example:
         >>> held = Held(0.5)
@@ -49,14 +49,14 @@ class Held:
         self._queue.append((now + self._seconds, what))
 
     def due(self, now: float) -> list[Any]:
-        """Return and forget what has waited long enough."""
+        """Return and remove the frames that have waited long enough."""
         found = []
         while self._queue and self._queue[0][0] <= now:
             found.append(self._queue.popleft()[1])
         return found
 
     def wait(self, now: float) -> float | None:
-        """Seconds until something is due; None if nothing waits."""
+        """Return the seconds until a frame is due; None if none waits."""
         return max(0.0, self._queue[0][0] - now) if self._queue else None
 
 

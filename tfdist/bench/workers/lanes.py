@@ -29,7 +29,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Lane(WorkerSession):
-    """Worker processes that the first call starts and that end with the block."""
+    """The worker processes of a lane, which the first call starts and which end with the block."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Lane(WorkerSession):
 
     @property
     def spins(self) -> bool:
-        """True if idle workers use the processor, as Horovod's do a thousand times a second."""
+        """Whether idle workers use the processor, as Horovod's do a thousand times a second."""
         return self.name in ("horovod", "ring")
 
     def environments(self) -> list[dict[str, str]]:
@@ -95,7 +95,7 @@ class Lane(WorkerSession):
         return [reply.value for reply in replies]
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep the workers from using the processor in the ``with`` block."""
+        """Return a context in which the workers do not use the processor."""
         return self.pool.paused()
 
     def _start_inside(

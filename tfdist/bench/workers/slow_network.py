@@ -1,7 +1,7 @@
 """A slow network on one machine: workers in network namespaces of their own, behind links of a chosen rate and delay.
 
-The namespaces are named after the process that made them, which removes them when it ends; where it was killed, the
-next one does. Rates are the kernel's (`tc`), delays those of a process (`delays`).
+The namespaces are named after the process that made them, which removes them when it ends; if it was killed, the next
+one does. The kernel (`tc`) limits the rates; a process (`delays`) adds the delays.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _COMMAND_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedLink:
-    """Each worker's link, both ways: a rate from `RATES`, and the delay of a packet; a round trip takes two."""
+    """The link of each worker, both ways: a rate from `RATES`, and the delay of a packet; a round trip takes two."""
 
     rate: str
     delay_ms: float = 0.0
@@ -210,19 +210,19 @@ _BYTES, _PACKETS = 8, 9  # the columns after those of what was received
 
 
 class Sent(NamedTuple):
-    """Sent bytes with headers, and sent packets; a packet that the kernel segments later counts once."""
+    """The bytes sent, with headers, and the packets sent; a packet that the kernel segments later counts once."""
 
     bytes: int
     packets: int
 
     @property
     def payload(self) -> int:
-        """The bytes without the headers of packets; nearly all are TCP's."""
+        """The bytes without the headers of packets; nearly all packets are TCP's."""
         return self.bytes - HEADER_BYTES * self.packets
 
 
 def sent() -> Sent | None:
-    """The counters of `DEVICE`, which carries only one worker's traffic behind a link; None where there is none."""
+    """Return the counters of `DEVICE`, which carries only one worker's traffic behind a link; None if there is none."""
     try:
         text = _COUNTERS.read_text(encoding="ascii")
     except OSError:
@@ -231,13 +231,13 @@ def sent() -> Sent | None:
 
 
 def since(before: Sent | None) -> Sent | None:
-    """The traffic since the counters had these values; None where there is none."""
+    """Return the traffic since the counters had these values; None if there are no counters."""
     now = None if before is None else sent()
     return None if before is None or now is None else Sent(now.bytes - before.bytes, now.packets - before.packets)
 
 
 def counted(text: str, device: str) -> Sent | None:
-    """Return what a device has sent.
+    """Return the bytes and packets that a device has sent.
 
     Example:
         >>> counted("  eth0: 100 1 0 0 0 0 0 0 250 2 0 0 0 0 0 0", "eth0")

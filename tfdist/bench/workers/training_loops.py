@@ -1,11 +1,11 @@
-"""Trainings that a benchmark measures: `fit`, and the hand-written loops of the peers.
+"""The trainings that a benchmark measures: `fit`, and the hand-written loops of the peers.
 
-Each loop is a runner: it trains a number of steps, and returns their seconds and what this worker has sent meanwhile.
+Each loop is a runner: it trains a number of steps, and returns their seconds and this worker's traffic meanwhile.
 `prepare` and `measure` run the arms of `tfdist bench step`:
 
 - ``tensorflow loop``: TensorFlow's own strategy, in a hand-written loop;
 - ``horovod loop``: Horovod's `DistributedGradientTape` around a plain model, in the loop of its synthetic benchmark;
-- ``tfdist loop``: tfdist's strategy, in the same loop, which has none of what `fit` needs to be right;
+- ``tfdist loop``: tfdist's strategy, in the same loop, without the parts that make `fit` right;
 - ``tfdist fit``: tfdist's strategy, Keras' `compile` and `fit`;
 - ``tfdist fit, several steps``: the same with ``steps_per_execution``.
 """
@@ -23,7 +23,7 @@ from tfdist.bench.workers.workloads import MODELS
 
 
 class Clock(keras.callbacks.Callback):
-    """Records when the last epoch began and ended, without what `fit` does once per call, and what it sent."""
+    """A callback that records the last epoch's times, without `fit`'s work per call, and its traffic."""
 
     began = ended = 0.0
     before: slow_network.Sent | None = None
@@ -43,7 +43,7 @@ class Clock(keras.callbacks.Callback):
 
 
 class Measured(NamedTuple):
-    """The seconds of the steps, and what this worker sent by `slow_network.DEVICE`; None where there is none."""
+    """The seconds of the steps, and this worker's traffic through `slow_network.DEVICE`; None if there is none."""
 
     seconds: float
     sent: slow_network.Sent | None
@@ -53,7 +53,7 @@ Runner = Callable[[int], Measured]
 
 
 def dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
-    """Endless batches of random numbers for a model, the same in every process."""
+    """Return endless batches of random numbers for a model, the same in every process."""
     shape, classes = MODELS[model].input_shape, MODELS[model].classes
     draw = np.random.default_rng(7)
     x = draw.normal(size=(4 * global_batch_size, *shape)).astype(np.float32)
@@ -62,7 +62,7 @@ def dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
 
 
 def horovod(model: str, global_batch_size: int) -> Runner:
-    """A runner of the loop in Horovod's documentation and synthetic benchmark."""
+    """Return a runner of the loop in Horovod's documentation and synthetic benchmark."""
     network = MODELS[model].build()
     step = horovod_step(network, keras.optimizers.SGD(0.01))
     iterator = iter(dataset(model, global_batch_size // workloads.horovod().size()))
@@ -70,7 +70,7 @@ def horovod(model: str, global_batch_size: int) -> Runner:
 
 
 def horovod_step(network: keras.Model, optimizer: keras.optimizers.Optimizer) -> Callable[[Any, Any], tf.Tensor]:
-    """A step of Horovod's loop, on this worker's examples and labels; all workers begin with equal weights."""
+    """Return a step of Horovod's loop, on this worker's examples and labels; all workers begin with equal weights."""
     hvd = workloads.horovod()
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer.build(network.trainable_variables)
@@ -89,7 +89,7 @@ def horovod_step(network: keras.Model, optimizer: keras.optimizers.Optimizer) ->
 
 
 def tensorflow(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -> Runner:
-    """A runner of the loop in TensorFlow's guide to custom training."""
+    """Return a runner of the loop in TensorFlow's guide to custom training."""
     with strategy.scope():
         network = MODELS[model].build()
         optimizer = keras.optimizers.SGD(0.01)

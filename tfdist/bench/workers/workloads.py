@@ -1,4 +1,4 @@
-"""Models and strategies that benchmarks measure; a process has one strategy."""
+"""The models and strategies that benchmarks measure; a process has one strategy."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ from tfdist.variables import COLLECTIVES, REPLICAS_PER_WORKER, STRATEGY
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model to train: how to build one, the shape of an example, and the number of labels."""
+    """A model to train: a function that builds it, the shape of an example, and the number of labels."""
 
     build: Callable[[], keras.Model]
     input_shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class Model:
 
 
 def _perceptron() -> keras.Model:
-    """25 dense layers of 1,000 units with skip connections: 25.0 M parameters, 4 MB and 4 kB tensors in turn."""
+    """Return 25 dense layers of 1,000 units with skip connections: 25.0 M parameters, 4 MB and 4 kB tensors in turn."""
     inputs = hidden = keras.Input((1000,))
     for _ in range(24):
         hidden = keras.layers.Add()([hidden, keras.layers.Dense(1000, activation="relu")(hidden)])
@@ -35,7 +35,7 @@ def _perceptron() -> keras.Model:
 
 
 def _convolutional() -> keras.Model:
-    """A small convolutional network, 0.1 M parameters: a short step, so that overhead shows."""
+    """Return a small convolutional network, 0.1 M parameters: a short step, so that overhead shows."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -50,7 +50,7 @@ def _convolutional() -> keras.Model:
 
 
 def _small() -> keras.Model:
-    """A perceptron of 7,000 parameters: a step of about a millisecond, most of it overhead."""
+    """Return a perceptron of 7,000 parameters: a step of about a millisecond, most of it overhead."""
     return keras.Sequential([keras.Input((32,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)])
 
 
@@ -75,7 +75,7 @@ def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strate
 
 @functools.cache
 def of_tensorflow(name: str) -> tf.distribute.Strategy:
-    """TensorFlow's counterpart of a strategy of tfdist."""
+    """Return TensorFlow's counterpart of a strategy of tfdist."""
     if strategy_table.get(name).processes == "workers":
         return tf.distribute.MultiWorkerMirroredStrategy()
     replicas = REPLICAS_PER_WORKER.read(os.environ) or 1
@@ -87,7 +87,7 @@ def of_tensorflow(name: str) -> tf.distribute.Strategy:
 
 @functools.cache
 def horovod() -> Any:
-    """`horovod.tensorflow`, started as its users start it."""
+    """Return `horovod.tensorflow`, started as its users start it."""
     hvd = horovod_job.import_horovod()
     hvd.init()
     return hvd

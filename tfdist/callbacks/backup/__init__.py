@@ -1,1 +1,1 @@
-"""The parts of `BackupAndRestore`: what is saved and when, where training goes on, and how it ends."""
+"""The parts of `BackupAndRestore`: the saved state, the times of saving, and the position where training resumes."""

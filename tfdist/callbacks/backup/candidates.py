@@ -1,4 +1,4 @@
-"""Choose the saved state to restore: the newest sound one, the same on all workers.
+"""The choice of the saved state to restore: the newest sound one, the same on all workers.
 
 The chief decides, unless another host holds a newer state. Workers read the chosen state if they can; else a worker
 that has it sends the bytes.
@@ -40,10 +40,10 @@ def newest(
     needed: Callable[[Manifest], Container[int]],
     is_ours: Callable[[Mapping[str, Any]], bool],
 ) -> Found | None:
-    """The newest sound state, on every worker; all must call it.
+    """Return the newest sound state, on every worker; all workers must call it.
 
-    It is the newest that the chief can read, unless another worker's host holds a newer one in memory, as it does of a
-    chief whose host was lost.
+    It is the newest state that the chief can read, unless the host of another worker holds a newer one in memory, which
+    is so if the chief's host was lost.
     """
     places = _Places(own=held[:1], copies=held[1:], backup=backup, is_ours=is_ours)
     mine = places.newest(needed)
@@ -87,7 +87,7 @@ class _Places:
 
 
 def _newer(one: _Sound | None, other: _Sound | None) -> _Sound | None:
-    """The newer of two; of equally new ones the first."""
+    """Return the newer of two states; of equally new ones the first."""
     if one is None or other is None:
         return one or other
     return other if other[1].step > one[1].step else one
@@ -96,7 +96,7 @@ def _newer(one: _Sound | None, other: _Sound | None) -> _Sound | None:
 def _newest_of(
     stores: Sequence[_Place], needed: _Needed, is_ours: Callable[[Mapping[str, Any]], bool] = lambda state: True
 ) -> _Sound | None:
-    """Look into the stores from the newest step on; the first sound state is the newest."""
+    """Return the newest sound state in the stores, which are searched from the newest step on."""
     known = [(peeked[0], -place, name, store) for place, (name, store) in enumerate(stores) if (peeked := store.peek())]
     best: _Sound | None = None
     for step, _, name, store in sorted(known, key=lambda entry: entry[:2], reverse=True):
@@ -116,7 +116,7 @@ def _found(source: str, checkpoint: Checkpoint) -> Found:
 
 
 def _given(giver: int, workers: Workers, newest_of: Callable[[_Needed], _Sound | None]) -> Found | None:
-    """The state of one worker, on every worker; None if a part of it is not sound; all must call it."""
+    """Return the state of one worker, on every worker; None if a part of it is not sound; all workers must call it."""
     sound = newest_of(None) if workers.index == giver else None
     if not int(workers.gather([sound is not None])[giver, 0]):
         return None

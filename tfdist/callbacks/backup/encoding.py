@@ -12,7 +12,7 @@ _ARRAY, _TUPLE, _SCALAR, _PAIRS = "__array__", "__tuple__", "__scalar__", "__pai
 
 
 def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
-    """A value as JSON; the arrays in it are put into ``arrays``."""
+    """Return a value as JSON, and put the arrays in it into ``arrays``."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, np.generic):

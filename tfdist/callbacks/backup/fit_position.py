@@ -1,7 +1,7 @@
 """The position of a `fit` in its data, and how another process restores it.
 
-For `tfdist.data.read` it is a few numbers. Any other input is replayed: the same program makes the same input again,
-and the consumed batches are taken from it once more; or only iterators are made, if that gives the same order.
+For `tfdist.data.read` the position is a few numbers. Any other input is replayed: the same program makes the same input
+again, and the consumed batches are taken from it once more. If it gives the same order, only iterators are made.
 """
 
 import logging
@@ -43,7 +43,7 @@ class Input:
 
     @property
     def global_batch(self) -> int | None:
-        """Examples of a whole batch over all replicas, if that is known."""
+        """The number of examples in a whole batch over all replicas, if it is known."""
         return self._reading.global_batch_size if self._reading is not None else self._fit.batch_size
 
     def place(self, *, epoch: int, step: int, ahead: int = 0) -> Place:
@@ -51,13 +51,13 @@ class Input:
         return Place(epoch=epoch, step=step, taken=taken, since=max(0, taken - self._fit.batches_taken_before))
 
     def end_of_epoch(self, epoch: int) -> Place:
-        """The place before an epoch, when the one before has ended."""
+        """Return the place before an epoch, when the one before has ended."""
         if self._fit.epoch_iterator.steps_per_epoch:
             return self.place(epoch=epoch, step=0)
         return Place(epoch=epoch, step=0, taken=0, since=0)
 
     def state(self, place: Place) -> dict[str, Any]:
-        """A place as JSON."""
+        """Return a place as JSON."""
         found: dict[str, Any] = {"epoch": place.epoch, "step": place.step, "taken": place.taken, "reading": None}
         found["steps_per_execution"] = self._fit.epoch_iterator.steps_per_execution  # older backups have none
         if self._reading is not None:
@@ -102,5 +102,5 @@ class Input:
         keras_epochs.replay(self._fit, epochs=epochs, step=step, whole=self._is_hidden, steps_at_once=at_once)
 
     def nothing_left(self) -> None:
-        """Let the next epoch have no step."""
+        """Let the next epoch have no steps."""
         keras_epochs.enter(self._fit, step=self._fit.steps or 2**62, batches_taken=0)

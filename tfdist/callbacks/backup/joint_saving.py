@@ -1,7 +1,7 @@
-"""Save one state jointly when each worker has a part of it, on disk and in memory that outlives the process.
+"""Joint saves of a state of which each worker has a part, on disk and in memory that outlives the process.
 
 All workers take the same decisions at the same steps, so that they submit the same saves. Each writes its part to the
-chief's directory; a worker that does not see it, because disks are not shared, sends its part to the chief.
+chief's directory. A worker that does not see this directory, because disks are not shared, sends its part to the chief.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ _ALWAYS = 10  # first steps after each of which the state is held: a job that fa
 
 
 def from_worker(index: int, workers: Workers, arrays: _Arrays, note: Any) -> tuple[dict[str, NDArray[Any]], Any]:
-    """One worker's arrays and note, on every worker; all must call it.
+    """Return one worker's arrays and note, on every worker; all workers must call it.
 
-    Arrays travel as bytes, whatever their dtypes, by the workers' sums.
+    Arrays travel as bytes, whatever their dtypes, through the workers' sums.
     """
     head, content = b"", np.empty(0, np.uint8)
     if workers.index == index:
@@ -63,7 +63,7 @@ def _bytes_from(index: int, mine: NDArray[np.uint8], workers: Workers) -> NDArra
 
 
 class Together:
-    """The saves of one training; `is_joint`: all workers take part in a save."""
+    """The saves of one training; `is_joint` is True if all workers take part in a save."""
 
     def __init__(self, workers: Workers, *, has_parts: bool) -> None:
         self._workers = workers
@@ -73,7 +73,7 @@ class Together:
         self._run = f"{int(workers.gather([secrets.randbits(32)])[0, 0]):08x}" if self.is_joint else ""
 
     def share(self, store: Store) -> bool:
-        """All workers see what the chief writes to a store; all must ask."""
+        """Return whether all workers see what the chief writes to a store; all workers must ask."""
         if not self.is_joint:
             return True
         with contextlib.suppress(StorageError):  # it is said when something is saved
@@ -87,19 +87,19 @@ class Together:
 
     @property
     def takes_part(self) -> bool:
-        """This worker has something to do when a state is saved."""
+        """Whether this worker has something to do when a state is saved."""
         return self._workers.is_chief or self.is_joint
 
     def may_submit(self, writer: Writer) -> bool:
-        """A state may be submitted now; all workers that take part must ask.
+        """Return whether a state may be submitted now; all workers that take part must ask.
 
-        The chief alone always may: what waits is replaced. Jointly none may be replaced, or parts of two states would
-        wait for each other, so a state is left out while a worker still saves the one before.
+        A chief that saves alone always may: a waiting state is replaced. In joint saves no state may be replaced, or
+        parts of two states would wait for each other. So a state is left out while a worker still saves the one before.
         """
         return not self.is_joint or not self._workers.gather([writer.is_busy]).any()
 
     def longest(self, value: int) -> int:
-        """The largest value of all workers; all must ask."""
+        """Return the largest value of all workers; all workers must ask."""
         return int(self._workers.gather([value]).max())
 
     def submit(
@@ -113,7 +113,7 @@ class Together:
         is_shared: bool,
         timeout_seconds: float = 120.0,
     ) -> None:
-        """Save a state; all workers that take part call it with one number. The chief's arrays and state count."""
+        """Save a state; all workers that take part call it with the same number. The chief's arrays and state count."""
         own = Part(index=self._workers.index, arrays=part)
         if not self.is_joint:
             writer.submit(number, arrays, state, parts=[own] if self._has_parts else ())
@@ -134,7 +134,7 @@ class Together:
 
 
 class Memory:
-    """A store in memory, and when to write to it."""
+    """A store in memory, and the schedule of writing to it."""
 
     def __init__(self, store: Store, together: Together) -> None:
         self._store = store
@@ -148,7 +148,7 @@ class Memory:
         self._held = 0
 
     def is_due(self, number: int) -> bool:
-        """Holding the state with this number stays below its share of the time."""
+        """Return whether holding the state with this number keeps the cost below its share of the time."""
         if self._together.is_joint:
             return number >= self._next_number
         return self._held < _ALWAYS or time.perf_counter() >= self._next
@@ -156,7 +156,7 @@ class Memory:
     def submit(
         self, number: int, arrays: dict[str, Any], state: dict[str, Any], part: dict[str, Any], *, seconds: float
     ) -> None:
-        """Hold a state that took so long to take; all workers that take part must call it."""
+        """Hold a state, given the seconds that capturing it took; all workers that take part must call it."""
         now = time.perf_counter()
         if self._together.is_joint:
             self._writer.wait()

@@ -1,4 +1,4 @@
-"""A process that is asked to end (SIGTERM), as before a machine is taken away: training saves, and ends or shrinks.
+"""The reaction to a process's request to end (SIGTERM), as before a preemption: save training, then end or shrink it.
 
 Under an agent SIGINT and SIGHUP mean the same: sent to every process of a job, they ask the agent to end it. Elsewhere
 they are the user's.
@@ -22,7 +22,7 @@ _ASK_EVERY = 10
 
 
 class PreemptionHandler:
-    """Decides whether to end, and at which step."""
+    """A handler of SIGTERM that decides whether training ends, and at which step."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -32,7 +32,7 @@ class PreemptionHandler:
         self.is_watched = False
 
     def begin(self, model: keras.Model) -> None:
-        """Listen, unless another handler is set."""
+        """Start to listen for the signal, unless another handler is set."""
         self._model = model
         if threading.current_thread() is not threading.main_thread():
             return
@@ -64,7 +64,7 @@ class PreemptionHandler:
             os.kill(os.getpid(), number)
 
     def is_due(self, steps: int) -> bool:
-        """Training ends before the next step; the same on all workers."""
+        """Return whether training ends before the next step; the answer is the same on all workers."""
         if _agent() is not None:
             return False  # it decides
         if self._workers.count == 1:
@@ -72,11 +72,11 @@ class PreemptionHandler:
         return steps % _ASK_EVERY == 0 and bool(self._workers.gather([self._asked is not None]).any())
 
     def end(self) -> Any:
-        """End this process, as the signal does."""
+        """End this process as the signal does."""
         raise SystemExit(128 + (self._asked or signal.SIGTERM))
 
 
 def _agent() -> StatusReporter | None:
-    """The connection to an agent that brings all workers to the same step; a chief has none."""
+    """Return the connection to an agent that brings all workers to the same step; a chief has none."""
     reporter = step_clock().reporter
     return None if reporter is None or reporter.is_chief else reporter

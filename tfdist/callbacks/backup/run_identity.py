@@ -1,8 +1,8 @@
-"""Identify the training of a backup if several calls of `fit`, or several jobs, share one directory.
+"""The identity of a backup's training, in case several calls of `fit`, or several jobs, share one directory.
 
 This process counts the trainings that have ended and removed their backup. A restarted script counts from zero, so its
 first `fit` would otherwise take what a later one has saved. A lock on the directory reveals another job at the same
-time; the system frees it however a process ends.
+time; the system releases the lock however a process ends.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ _claims: "dict[str, Claim]" = {}  # of this process, by the place
 
 
 class Claim:
-    """Tells other processes, until `close`, that a training of this one uses a backup directory.
+    """A claim that tells other processes, until `close`, that a training of this process uses a backup directory.
 
-    `is_alone`: no other process uses it. In an object store this cannot be told, and it is True.
+    `is_alone`: whether no other process uses it. In an object store this cannot be found out, so it is True.
     """
 
     def __init__(self, backup_dir: str) -> None:
@@ -46,7 +46,7 @@ class Claim:
                 self.is_alone = False
 
     def close(self) -> None:
-        """Give the directory back, and remove it if it is empty; a second call does nothing."""
+        """Release the directory, and remove it if it is empty; a second call does nothing."""
         if self._descriptor is None:
             return
         self.let_go()
@@ -62,7 +62,7 @@ class Claim:
 
 @functools.cache
 def _keep_from_children() -> None:
-    """Let forked processes hold no lock, which would outlive this one."""
+    """Keep forked processes from holding a lock, which would outlive this one."""
 
     def let_go() -> None:
         for one in _claims.values():
@@ -72,13 +72,13 @@ def _keep_from_children() -> None:
 
 
 def place_of(backup_dir: str) -> str:
-    """The name of a backup directory, the same from any working directory."""
+    """Return an identifier of a backup directory, the same from any working directory."""
     place = backup_dir if "://" in backup_dir else os.path.abspath(backup_dir)
     return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def mark(backup_dir: str) -> dict[str, Any]:
-    """The training of a state that is saved now, as JSON; a state with the same mark is certainly of this training."""
+    """Identify the current training, as JSON; saved states with the same mark belong to the same training."""
     place = place_of(backup_dir)
     return {"place": place, "before": _over[place]}
 
@@ -89,7 +89,7 @@ def is_over(backup_dir: str) -> None:
 
 
 def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:
-    """Check that a state is of the training that begins now."""
+    """Raise if a saved state belongs to another training than the one that begins now."""
     own = mark(backup_dir)
     if found is None or found["place"] != own["place"] or found["before"] == own["before"]:
         return

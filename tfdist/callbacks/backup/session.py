@@ -46,7 +46,7 @@ class _Taken(NamedTuple):
 
 
 class BackupSession(keras.callbacks.Callback):
-    """Keeps the state of one `fit`; after all other callbacks in the list."""
+    """Keeper of the state of one `fit`; it comes after all other callbacks in the list."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class BackupSession(keras.callbacks.Callback):
             )
 
     def settle(self) -> None:
-        """Restore random numbers: the input has been replayed by now."""
+        """Restore random numbers; the input has been replayed by now."""
         if self._found is not None:
             self._state.restore_random(self._found.arrays)
             self._found = None
@@ -199,7 +199,7 @@ class BackupSession(keras.callbacks.Callback):
     # Saving
 
     def before_batch(self, step: int) -> None:
-        """End here if all workers do; before any other callback has seen the step."""
+        """End here if all workers do, before any other callback has seen the step."""
         self.settle()
         self._at = self._input.place(epoch=self._epoch, step=step, ahead=self.model.steps_per_execution)
         step_clock().begin(Kind.TRAIN)
@@ -228,7 +228,7 @@ class BackupSession(keras.callbacks.Callback):
             self._submit(self._capture(), on_disk=on_disk)
 
     def before_validation(self) -> None:
-        """Take the state for a process that ends during validation, which sets metrics to zero."""
+        """Capture the state for the case that the process ends during validation, which resets metrics."""
         found = self._found  # where no step of the epoch was left
         self.settle()
         faults.at("validation", self._steps)
@@ -248,7 +248,7 @@ class BackupSession(keras.callbacks.Callback):
             self._submit(self._capture(), on_disk=self._save_freq == "epoch")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Wait for the last save; remove what is not needed any more."""
+        """Wait for the last save, and remove what is not needed any more."""
         self.settle()  # where nothing was left to train
         keras_model.set_initial_epoch(self.model, 0)
         step_clock().before_halt = None
@@ -299,7 +299,7 @@ class BackupSession(keras.callbacks.Callback):
         return _Taken(self._number, arrays, state, part, time.perf_counter() - begun)
 
     def _submit(self, taken: _Taken, *, on_disk: bool, is_last: bool = False) -> None:
-        """Save a state; all workers that have parts of it must call it."""
+        """Save a state; all workers that have parts of it must call this."""
         if self._memory is not None:
             self._memory.submit(taken.number, taken.arrays, taken.state, taken.part, seconds=taken.seconds)
         if not on_disk:
@@ -314,7 +314,7 @@ class BackupSession(keras.callbacks.Callback):
                 self._writer.wait()
 
     def _save_now(self) -> None:
-        """Save the current state, and wait until it is done: all workers stop here."""
+        """Save the current state and wait until the save is done; all workers stop here."""
         if not self._together.takes_part:
             return
         self._submit(
@@ -326,7 +326,7 @@ class BackupSession(keras.callbacks.Callback):
             self._memory.wait()
 
     def _again(self, found: candidates.Found) -> _Taken:
-        """The state that was found, to resume from once more: nothing was trained since."""
+        """Return the state that was found, to resume from it once more: nothing was trained since."""
         counts = self._shards.counts()  # of the present replicas
         state = {**found.state, state_parts.COUNTS: counts, state_parts.CUT: self._cuts.exist}
         part = {**self._shards.capture(), **self._cuts.capture()}

@@ -1,4 +1,4 @@
-"""Unique names for the state of a training, which do not depend on other models of the process."""
+"""Unique names for the state of a training, independent of other models of the process."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ VARIABLE, METRIC = "variable", "metric"
 class Variables:
     """The variables of a model, its optimizers and its strategy.
 
-    `whole`: those that are the same everywhere, and the metrics of the running epoch, by name. `cut`: those of which
-    each process has a part, by name. `in_shards`: those that every replica or worker has by itself, with their state
-    and name. `sharded`: all such states, also those without variables.
+    `whole`: variables that are the same everywhere, and the metrics of the running epoch, by name. `cut`: variables of
+    which each process has a part, by name. `in_shards`: variables of which every replica or worker has its own, with
+    their state and name. `sharded`: the states of all such variables, also states without variables.
     """
 
     whole: dict[str, keras.Variable]
@@ -34,7 +34,7 @@ class Variables:
 
     @property
     def common(self) -> dict[str, keras.Variable]:
-        """Those that have one value, wherever it is, by name."""
+        """The variables that have a single value, whole or cut, by name."""
         return {**self.whole, **self.cut}
 
     @property
@@ -66,19 +66,19 @@ def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def _owners(model: keras.Model) -> list[Any]:
-    """Objects that have state in shards."""
+    """Return the objects that have state in shards."""
     optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
     found = [model, *optimizers.values(), model.distribute_strategy, local_steps.of(model)]
     return [owner for owner in found if callable(getattr(owner, "sharded_state", None))]
 
 
 def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
-    """Variables by distinct paths that do not depend on what else the process has made."""
+    """Map variables to distinct paths that do not depend on what else the process has made."""
     # Keras counts layers over the whole process, and has their numbers in the names of slots too.
     slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
 
     def slot_path(path: str) -> str:
-        """The path of a slot with its weight's path: adam/dense_3_kernel_momentum -> adam/dense_3/kernel/momentum."""
+        """Return a slot's path with its weight's path: adam/dense_3_kernel_momentum -> adam/dense_3/kernel/momentum."""
         owner, _, last = path.rpartition("/")
         weight = next((pair for pair in slots if last.startswith(f"{pair[0]}_")), None)
         return path if weight is None else f"{owner}/{weight[1]}/{last[len(weight[0]) + 1 :]}"

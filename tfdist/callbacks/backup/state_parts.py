@@ -1,11 +1,11 @@
-"""The parts of a training's state that differ between workers: state of replicas, and weights that are cut over a mesh.
+"""The parts of a training's state that differ between workers: state of replicas, and weights cut over a mesh.
 
-State that every replica or worker has by itself is put back on any number of them. Its arrays are named after shard and
-variable, as in ``replica/3/variable/dense/kernel/sum``, so that names are different in all parts.
+State of which every replica or worker has its own is restored on any number of them. Its arrays are named after shard
+and variable, as in ``replica/3/variable/dense/kernel/sum``, so that names are different in all parts.
 
 A part of a cut weight is named after the whole's shape, the part's bounds and the variable, as in
-``cut/4,6/0:4,3:6/variable/dense/kernel``. One pair of bounds is of the flattened whole; a pair after an @, as in
-``0:4,3:6@0:6``, of the flattened part. So parts make a whole wherever they were cut, and a training resumes with
+``cut/4,6/0:4,3:6/variable/dense/kernel``. A single pair of bounds applies to the flattened whole; a pair after an @, as
+in ``0:4,3:6@0:6``, to the flattened part. So parts make a whole wherever they were cut, and a training resumes with
 another mesh, other layouts, another number of workers, or on one device.
 """
 
@@ -45,7 +45,7 @@ class Shards:
 
     @property
     def exist(self) -> bool:
-        """This training has state in shards; the same on all workers, also before it has variables."""
+        """Whether this training has state in shards; the same on all workers, also before it has variables."""
         return bool(variables_of(self._model).sharded)
 
     @property
@@ -54,7 +54,7 @@ class Shards:
         return {name for _, name, _ in self._variables()}
 
     def counts(self) -> dict[str, int]:
-        """The number of shards by axis, which is saved with the state."""
+        """Return the number of shards by axis, which is saved with the state."""
         if not self._counts:
             found = [len(self._indices(state, one)) for state, _, one in self._variables() if state.axis == "replica"]
             local = max(found, default=_local_replicas(self._model, self._workers))
@@ -72,7 +72,7 @@ class Shards:
         return dict(zip(self._keys, self._hold(), strict=True))
 
     def needed(self, manifest: Manifest) -> Collection[int]:
-        """The workers whose parts of a checkpoint this one needs."""
+        """Return the indices of the workers whose parts of a checkpoint this worker needs."""
         counts = {"replica": self._workers.count * _local_replicas(self._model, self._workers)}
         same = manifest.parts == self._workers.count and not manifest.state.get(CUT)
         same = same and manifest.state.get(COUNTS, {}).get("replica") == counts["replica"]
@@ -86,7 +86,7 @@ class Shards:
         source: str,
         only: Mapping[str, keras.Variable] | None = None,
     ) -> None:
-        """Put back the state of this worker's shards; of some variables alone where they are named."""
+        """Restore the state of this worker's shards, or only of the variables that are named."""
         among = None if only is None else {id(variable) for variable in only.values()}
         _require_same(self.names, {key.split("/", 2)[2] for key in arrays}, source)
         told = set()
@@ -131,7 +131,7 @@ class Shards:
                 )
 
     def tell_of_the_first(self, *, source: str) -> None:
-        """Warn of a backup of an earlier version that kept only the shards of the first replica, if they matter."""
+        """Warn about a backup of an earlier version that kept only the shards of the first replica, if they matter."""
         variables = [variable for _, _, variable in self._variables()]
         if (
             self._workers.is_chief
@@ -149,7 +149,7 @@ class Shards:
         return variables_of(self._model).in_shards
 
     def _indices(self, state: ShardedState, variable: keras.Variable) -> range:
-        """This worker's numbers among all shards."""
+        """Return this worker's indices among all shards."""
         count = 1 if state.axis == "worker" else len(tf_strategies.copies(variable.value))
         return range(self._workers.index * count, (self._workers.index + 1) * count)
 
@@ -210,7 +210,7 @@ class Cuts:
 
     @property
     def exist(self) -> bool:
-        """Variables may be cut; the same on all workers, also before there are any."""
+        """Whether variables may be cut; the same on all workers, also before there are any."""
         return bool(getattr(self._model.distribute_strategy, "cuts_weights", False))
 
     @property
@@ -219,7 +219,7 @@ class Cuts:
         return set(variables_of(self._model).cut)
 
     def capture(self) -> dict[str, _Array]:
-        """The parts that no worker before this one has."""
+        """Return the parts that no worker before this one has."""
         if not self.exist:
             return {}
         if self._hold is None:
@@ -236,14 +236,14 @@ class Cuts:
 def key(
     name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, int], ...], elements: tuple[int, int] | None = None
 ) -> str:
-    """The name of a part, as in ``cut/4,6/0:4,3:6@6:12/slot``."""
+    """Return the name of a part, as in ``cut/4,6/0:4,3:6@6:12/slot``."""
     edges = ",".join(f"{begin}:{end}" for begin, end in bounds)
     edges += "" if elements is None else f"@{elements[0]}:{elements[1]}"
     return f"{_KIND}/{','.join(map(str, shape))}/{edges}/{name}"
 
 
 def joined(arrays: Mapping[str, _Array], *, source: str) -> tuple[dict[str, _Array], dict[str, _Array]]:
-    """The whole variables by name, and all other arrays."""
+    """Join the parts; return the whole variables by name, and all other arrays."""
     parts: dict[str, list[tuple[str, str, _Array]]] = {}
     rest = {}
     for full, array in arrays.items():
@@ -273,7 +273,7 @@ def _joined(name: str, parts: list[tuple[str, str, _Array]], source: str) -> _Ar
 
 
 def _put(part: _Array, whole: _Array, edges: str) -> bool:
-    """Put a part in its place in a whole; False if it does not fit."""
+    """Put a part in its place in a whole; return False if it does not fit."""
     bounds, _, elements = edges.partition("@")
     place, stretch = _slices(bounds), _slices(elements)
     into = whole if stretch or len(place) > 1 else whole.reshape(-1)

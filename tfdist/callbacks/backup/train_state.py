@@ -1,7 +1,7 @@
-"""Everything that training resumes from: taken between two steps, and put back.
+"""The state that training resumes from, captured between two steps and restored.
 
-Tensors are not copied when they are taken: TensorFlow copies a value that is still held when it writes. So the training
-thread pays for holding tensors, not for saving them.
+Tensors are not copied when they are captured: TensorFlow copies a value that is still held when it writes. So the
+training thread pays for holding tensors, not for saving them.
 """
 
 import logging
@@ -37,7 +37,7 @@ class TrainState:
         self._hold: Callable[[], list[NDArray[Any]]] = list
 
     def capture(self) -> tuple[Arrays, dict[str, Any]]:
-        """The arrays, and the rest as JSON."""
+        """Return the arrays, and the rest as JSON."""
         if not self._names:
             variables = variables_of(self._model).whole
             self._names = list(variables)
@@ -65,7 +65,7 @@ class TrainState:
         has_shards: bool = True,
         in_epoch: bool = True,
     ) -> None:
-        """Give weights, optimizers, seeds and metrics their values."""
+        """Restore the values of weights, optimizers, seeds and metrics."""
 
         def own() -> dict[str, keras.Variable]:
             found = variables_of(self._model)
@@ -83,21 +83,21 @@ class TrainState:
         _assign(ours, arrays)
 
     def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give the metrics their values again: the beginning of an epoch sets them to zero."""
+        """Restore the metrics once more, because the beginning of an epoch resets them."""
         _assign(metrics_of(self._model), {name: arrays[name] for name in _with_prefix(arrays, METRIC)})
 
     def restore_random(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the states of random numbers."""
+        """Restore the states of random number generators."""
         random_states.restore({name: np.array(arrays[f"{_RANDOM}/{name}"]) for name in _with_prefix(arrays, _RANDOM)})
 
     def prepare_callbacks(self, state: Mapping[str, Any]) -> None:
-        """Let loggers append to their files; before training begins."""
+        """Let loggers append to their files; called before training begins."""
         for callback, found in self._matched(state["callbacks"], {}, warn=False):
             if isinstance(callback, keras.callbacks.CSVLogger):
                 keras_callbacks.go_on_writing(callback, found)
 
     def restore_callbacks(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the other callbacks; after their `on_train_begin`, which resets them."""
+        """Restore the other callbacks; called after their `on_train_begin`, which resets them."""
         for callback, found in self._matched(state["callbacks"], arrays, warn=True):
             setter = getattr(callback, "set_state", None)
             if callable(setter):
@@ -128,7 +128,7 @@ def _class_of(callback: keras.callbacks.Callback) -> str:
 
 
 def _with_prefix(arrays: Mapping[str, Any], kind: str) -> list[str]:
-    """The names of a kind; of random states without the kind."""
+    """Return the names of a kind; those of random states without the kind."""
     names = [name for name in arrays if name.startswith(f"{kind}/")]
     return [name.partition("/")[2] for name in names] if kind == _RANDOM else names
 
@@ -163,7 +163,7 @@ def _require_same(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArra
 
 
 def scalars(logs: Any) -> dict[str, float]:
-    """The logs of a step as numbers, if they are numbers."""
+    """Return those logs of a step that are numbers."""
     if not isinstance(logs, Mapping):
         return {}
     flat = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in logs.items() if not isinstance(value, str)}
@@ -173,7 +173,7 @@ def scalars(logs: Any) -> dict[str, float]:
 def scale_learning_rates(
     rule: str, model: keras.Model, *, before: int | None, now: int | None, tell: bool = True
 ) -> None:
-    """Multiply the learning rates of a model's optimizers by the rule, if the global batch has changed."""
+    """Multiply the learning rates of a model's optimizers by the rule's factor, if the global batch has changed."""
     if rule == "none" or before == now is not None:
         return
     if before is None or now is None:

@@ -8,6 +8,7 @@ COMMANDS = {
     "step": "Steps per second of `fit` and of hand-written loops.",
     "all-reduce": "Time and bandwidth of an all-reduce, backend by backend.",
     "codecs": "Gradient compression: bytes sent, step time, time to accuracy.",
+    "guard": "Whether tfdist has become slower than an earlier release.",
 }
 #: benchmarks of tfdist itself; their old names say for one release how to run them
 MOVED = (

@@ -59,7 +59,7 @@ _STEP_BYTES = 1 << 30  # the same where the total is not known
     multiple=True,
     callback=nulls_of,
     metavar="COLUMN=VALUE",
-    help="What null becomes, else an error: age=-1.",
+    help="What null becomes, else an error: age=-1; x[]=0 in lists.",
 )
 @click.option(
     "--null-mask", "null_masks", multiple=True, metavar="COLUMN", help="May be null; COLUMN_is_null says where."
@@ -81,7 +81,7 @@ def command(
 ) -> None:
     """Write the examples of SOURCE as TFRecord shards, an index and a manifest into DIRECTORY.
 
-    SOURCE is files of one kind, a folder of them, or a wildcard: CSV (.csv, .tsv, .csv.gz), Parquet, HDF5
+    SOURCE is files of one kind, a folder of them, or a wildcard: CSV (.csv, .tsv, .csv.gz), Parquet, Arrow, HDF5
     (file.h5:/group), NumPy (.npz, .npy), TFRecord (of any name, compressed or not), or a folder with one folder of
     pictures per class; with folders train, test, ... each is written. Both may be URLs such as s3://bucket/folder.
 

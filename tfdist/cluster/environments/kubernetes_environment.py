@@ -1,13 +1,13 @@
 """Kubernetes without an operator: an indexed Job or a StatefulSet, with a headless service for the names of its pods.
 
 Set in the pod template:
-    TFDIST_K8S_WORKERS  how many pods train together: the Job's completions (equal to its parallelism), or the
+    TFDIST_K8S_WORKERS  number of pods that train together: the Job's completions (equal to its parallelism), or the
                         StatefulSet's replicas
     TFDIST_K8S_SERVICE  name of the headless service (the pod's subdomain)
-    TFDIST_PORT         where each worker listens; 2222 by default
+    TFDIST_PORT         port at which each worker listens; 2222 by default
 Kubernetes itself sets JOB_COMPLETION_INDEX (indexed Job) and HOSTNAME (name-index in both). Kubeflow's Trainer v2 has
-no policy for TensorFlow; in that for JAX it says how many pods there are (JAX_NUM_PROCESSES) and which is the first
-(JAX_COORDINATOR_ADDRESS, whose domain is the service). They count where ours are not set.
+no policy for TensorFlow. Its policy for JAX gives the number of pods (JAX_NUM_PROCESSES) and the first pod
+(JAX_COORDINATOR_ADDRESS, whose domain is the service). They are used if tfdist's variables are not set.
 """
 
 import re
@@ -29,7 +29,7 @@ _HOSTNAME = re.compile(r"(?P<name>.+)-(?P<index>\d{1,9})")
 
 
 def read(environ: Environ) -> Cluster | None:
-    """The cluster of an indexed Job or a StatefulSet; None in neither."""
+    """Return the cluster of an indexed Job or a StatefulSet; None if the process is in neither."""
     completion = given(environ, "JOB_COMPLETION_INDEX")
     if not completion and not given(environ, K8S_WORKERS.name, K8S_SERVICE.name):
         return None
@@ -72,7 +72,7 @@ def read(environ: Environ) -> Cluster | None:
 
 
 def _with_those_of_jax(environ: Environ) -> Environ:
-    """The variables, completed by those of Trainer's policy for JAX."""
+    """Return the variables, completed by those of Trainer's policy for JAX."""
     found = dict(environ)
     if not given(found, K8S_WORKERS.name) and given(found, _JAX_WORKERS):
         found[K8S_WORKERS.name] = found[_JAX_WORKERS]
@@ -86,7 +86,7 @@ def _size(workers: int) -> str:
 
 
 def _pod(environ: Environ) -> tuple[str, int]:
-    """The name and index in HOSTNAME, which may carry the service as its domain."""
+    """Return the name and the index in HOSTNAME, which may have the service as its domain."""
     hint = "Kubernetes sets it to the pod's name."
     hostname = required(environ, "HOSTNAME", because="TFDIST_K8S_WORKERS is above 1", hint=hint)
     found = _HOSTNAME.fullmatch(hostname.partition(".")[0])

@@ -1,6 +1,6 @@
-"""Processes that an MPI launcher started: Open MPI, and any that speaks PMIx or PMI (MPICH, Intel MPI).
+"""Processes that an MPI launcher started: Open MPI, and any that supports PMIx or PMI (MPICH, Intel MPI).
 
-These launchers tell ranks but no addresses. Horovod needs none. For strategies whose workers connect to each other, set
+These launchers give ranks but no addresses. Horovod needs none. For strategies whose workers connect to each other, set
     TFDIST_WORKERS      host:port of every rank, in the order of the ranks, separated by commas; or
     TFDIST_COORDINATOR  host:port of rank 0, enough when all ranks are on one host: rank i listens at port + i.
 """
@@ -17,17 +17,17 @@ _RUN_HINT = "horovodrun sets it for every rank: start with horovodrun, or unset 
 
 
 def read_open_mpi(environ: Environ) -> Cluster | None:
-    """The cluster of Open MPI's ``mpirun``; None if it did not start this process."""
+    """Return the cluster of Open MPI's ``mpirun``; None if it did not start this process."""
     if not given(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
         return None
     return _cluster(environ, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _OPEN_MPI_LOCAL)
 
 
 def read_pmi(environ: Environ) -> Cluster | None:
-    """The cluster of a launcher that speaks PMIx or PMI; None if there is none.
+    """Return the cluster of a launcher that supports PMIx or PMI; None if there is none.
 
-    ``srun`` speaks them too. If its own rank and size agree, srun started this process: None, because Slurm's variables
-    also have addresses. PMIx has no size, so TFDIST_NUM_WORKERS is needed.
+    ``srun`` supports them too. If its own rank and size agree, srun started this process, and the result is None,
+    because Slurm's variables also have addresses. PMIx has no size, so TFDIST_NUM_WORKERS is needed.
     """
     if given(environ, "PMI_RANK"):
         rank, size = "PMI_RANK", "PMI_SIZE"
@@ -73,7 +73,7 @@ def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[s
 
 
 def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, ...]:
-    """The addresses of TFDIST_WORKERS or TFDIST_COORDINATOR for a launcher's ranks; may be empty."""
+    """Return the addresses in TFDIST_WORKERS or TFDIST_COORDINATOR for a launcher's ranks; the tuple may be empty."""
     if given(environ, WORKERS.name):
         addresses = addresses_from(WORKERS.read(environ))
         if len(addresses) != workers:
@@ -106,10 +106,10 @@ def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tup
 
 
 def read_horovodrun(environ: Environ) -> Cluster | None:
-    """The cluster of ``horovodrun`` over gloo, and of Spark and Ray with it; None if it did not start this process.
+    """Return the cluster of ``horovodrun`` over gloo, also from Spark and Ray; None if it did not start this process.
 
-    It connects the ranks itself, so the cluster has no addresses: the ring strategy needs none, others do. ``horovodrun
-    --mpi`` uses ``mpirun``, and is read as such.
+    horovodrun connects the ranks itself, so the cluster has no addresses: the ring strategy needs none, others do.
+    ``horovodrun --mpi`` uses ``mpirun``, and is read as such.
     """
     if not given(environ, "HOROVOD_RANK", "HOROVOD_SIZE"):
         return None

@@ -11,7 +11,7 @@ _DEFAULT_PORT = 8890
 
 
 def read(environ: Environ) -> Cluster | None:
-    """The cluster of a SageMaker training job; None outside of one.
+    """Return the cluster of a SageMaker training job; None outside of one.
 
     Every host runs one worker, which listens at TFDIST_PORT (8890 by default), in the order of SM_HOSTS.
     """

@@ -1,7 +1,7 @@
 """A task of ``srun``, with addresses derived from the node list and the job's number.
 
 Worker i is the task with SLURM_PROCID i. Its port follows from the job and step number, plus its position on the node;
-TFDIST_PORT replaces the derived port. The script of ``sbatch`` itself, outside ``srun``, is alone.
+TFDIST_PORT replaces the derived port. The ``sbatch`` script itself, outside ``srun``, counts as alone.
 """
 
 from tfdist.cluster.cluster_values import Cluster
@@ -14,7 +14,7 @@ _HINT = "srun sets it for every task: start the script with srun, or set TF_CONF
 
 
 def read(environ: Environ) -> Cluster | None:
-    """The cluster of a Slurm job step; None outside of one.
+    """Return the cluster of a Slurm job step; None outside of one.
 
     Example:
         >>> step = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "n[1-2]",
@@ -49,13 +49,13 @@ def read(environ: Environ) -> Cluster | None:
 
 
 def task_count(environ: Environ) -> int:
-    """The number of tasks of this step: SLURM_STEP_NUM_TASKS, else SLURM_NTASKS."""
+    """Return the number of tasks of this step: SLURM_STEP_NUM_TASKS, else SLURM_NTASKS."""
     name = _either(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     return required_integer(environ, name, because="SLURM_PROCID is set", hint=_HINT, minimum=1)
 
 
 def _either(environ: Environ, *names: str) -> str:
-    """The first name that is set, or the first of all."""
+    """Return the first name that is set, or else the first of all."""
     return next((name for name in names if given(environ, name)), names[0])
 
 
@@ -79,7 +79,7 @@ def _counts(environ: Environ) -> list[int]:
 
 
 def _places(environ: Environ, nodes: list[str], counts: list[int], tasks: int) -> list[tuple[int, int]]:
-    """(node, position on the node) of every task, in the order in which the step hands tasks out."""
+    """Return (node, position on the node) of every task, in the order in which the step hands tasks out."""
     if len(counts) != len(nodes) or sum(counts) != tasks:
         raise ConfigError(
             f"Slurm reports {len(nodes)} nodes ({', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}), but "
@@ -96,7 +96,7 @@ def _places(environ: Environ, nodes: list[str], counts: list[int], tasks: int) -
 
 
 def _check_place(environ: Environ, index: int, node: int, local_index: int) -> None:
-    """Compare the computed place with Slurm's: another kind of distribution shows here."""
+    """Compare the computed place with Slurm's, which differs for another kind of distribution."""
     for name, ours in (("SLURM_NODEID", node), ("SLURM_LOCALID", local_index)):
         if given(environ, name):
             told = required_integer(environ, name, because="SLURM_PROCID is set", hint=_HINT)

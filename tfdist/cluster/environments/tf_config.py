@@ -13,10 +13,10 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 
 
 def read(environ: Environ) -> Cluster | None:
-    """The cluster in TF_CONFIG; None if it is not set or describes none.
+    """Return the cluster in TF_CONFIG; None if it is not set or describes none.
 
-    With parameter servers the chief coordinates and is no worker, as in ParameterServerStrategy; without them it is
-    worker 0. An evaluator may be absent from the cluster, as the training operator leaves it out.
+    With parameter servers the chief coordinates and is not a worker, as in ParameterServerStrategy; without them it is
+    worker 0. An evaluator may be missing in the cluster, because the training operator leaves it out.
     """
     if not given(environ, "TF_CONFIG"):
         return None

@@ -14,7 +14,7 @@ _HINT = "tfdist run sets TFDIST_WORKERS and TFDIST_WORKER_INDEX together: set bo
 
 
 def read(environ: Environ) -> Cluster | None:
-    """The cluster of ``tfdist run``; None if it did not start this process.
+    """Return the cluster of ``tfdist run``; None if it did not start this process.
 
     TFDIST_WORKERS without TFDIST_WORKER_INDEX only supplies addresses to an environment that has ranks (MPI).
     """
@@ -45,5 +45,5 @@ def read(environ: Environ) -> Cluster | None:
 
 
 def addresses_from(listed: str) -> tuple[str, ...]:
-    """The addresses in the text of TFDIST_WORKERS: host:port, separated by commas."""
+    """Return the addresses in the text of TFDIST_WORKERS: host:port, separated by commas."""
     return distinct_addresses(WORKERS.name, [entry.strip() for entry in listed.split(",")])

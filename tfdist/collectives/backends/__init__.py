@@ -1,1 +1,1 @@
-"""Collective backends: what carries tensors between processes, and which of them a strategy takes."""
+"""Collective backends, each of which carries tensors between processes in its own way."""

@@ -1,11 +1,11 @@
-"""Horovod's collectives: over TCP by gloo, or MPI, or NCCL, whatever it was built with.
+"""The collectives of Horovod: over TCP by gloo, over MPI, or over NCCL, depending on its build.
 
-Horovod brings together operations of one name, in whatever order ranks come to them; a name is the key. Each waits for
-the next cycle of Horovod's, a millisecond, and for its peers' word that they are there.
+Horovod matches operations of the same name, in whatever order ranks come to them; a name is the key. Each operation
+waits for the next cycle of Horovod, a millisecond, and until all peers have reported it.
 
-Costs, of S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member, also for 16-bit floats, which go there and
-back as rows; `all_gather` the rows of all others; `all_to_all` and `reduce_scatter` S (n - 1) / n; `broadcast` is a sum
-with zeros, 2 S (n - 1) / n; `send` S, and it needs a process set of the two.
+Costs, for S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member, also for 16-bit floats, which go there
+and back as rows; `all_gather` the rows of all others; `all_to_all` and `reduce_scatter` S (n - 1) / n; `broadcast` is a
+sum with zeros, 2 S (n - 1) / n; `send` S, and it needs a process set of the two.
 """
 
 import re
@@ -20,7 +20,7 @@ from tfdist.errors import ConfigError, UnsupportedError
 
 
 class HorovodCollective:
-    """The ranks of a Horovod process set."""
+    """The collective of the ranks of a Horovod process set."""
 
     keeps_program_order = False
     matches_by_count = True  # by name, whichever step of a member it is in
@@ -52,7 +52,7 @@ class HorovodCollective:
     # would leave it out, and the others would wait. So each has a side effect.
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Tensors of one dtype are one group."""
+        """Reduce the tensors of each dtype as one group."""
         collective.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         carried = [self._carried(tensor, op) for tensor in tensors]
@@ -109,8 +109,8 @@ class HorovodCollective:
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
         """Return one member's value, as a sum with zeros.
 
-        Horovod's own broadcast would not report a rank that reduces something else, and is no faster from four ranks
-        on.
+        Horovod's own broadcast would not report a rank that reduces something else, and is no faster with four ranks
+        or more.
         """
         collective.require_rank("root", root, self.size)
         tensor = tf.convert_to_tensor(tensor)
@@ -137,7 +137,7 @@ class HorovodCollective:
         return tf.reshape(restore(arrived), collective.with_rows([self.size * sizes[self.rank]], tensor))
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """The two exchange their rows, of which only this member has any."""
+        """Send by an exchange of rows between the two members, of which only this one has any."""
         tensor = tf.convert_to_tensor(tensor)
         arrived = self._moved(tensor, f"{key} {self.rank} {to}", "to", to, sends=True)
         return self._side_effect.after(arrived)
@@ -193,12 +193,12 @@ class HorovodCollective:
         self._abort(reason)
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return the error of tfdist's for a failure of Horovod's, or None if it is another's."""
+        """Return an error of tfdist for a failure of Horovod, or None if the failure is not Horovod's."""
         return self._explain(error, what)
 
 
 def _name(key: str) -> str:
-    """Return the name of an operation, in the characters that TensorFlow allows; another for each key."""
+    """Return the name of an operation, in the characters that TensorFlow allows; it differs for each key."""
     return "tfdist_" + re.sub(r"[^A-Za-z0-9_.]", lambda found: f"-{ord(found[0]):x}-", key)
 
 
@@ -217,7 +217,7 @@ def _not_folded(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _varies(tensor: tf.Tensor) -> bool:
-    """A tensor of a traced function depends on an input, a variable or another state."""
+    """Return whether a tensor of a traced function depends on an input, a variable or another state."""
     seen, ahead = set(), [tensor.op]
     while ahead:
         op = ahead.pop()

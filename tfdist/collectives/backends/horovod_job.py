@@ -1,7 +1,7 @@
-"""Horovod started among the workers of a job, and what its failures mean.
+"""The start of Horovod among the workers of a job, and the explanation of its failures.
 
 `horovodrun` and `mpirun` bring ranks together themselves. For every other launcher the chief holds a store at its
-own address (see `store`), where workers check in before Horovod starts: a worker that does not come is named, while
+own address (see `store`), where workers check in before Horovod starts. So a worker that does not come is named;
 Horovod would end the process.
 """
 
@@ -61,7 +61,7 @@ def import_horovod() -> Any:
 
 
 class _Stopper:
-    """Stops Horovod once: two requests at once would break it, and one may not end in a broken ring."""
+    """A handle that stops Horovod once: two requests at once would break it, and one may never end in a broken ring."""
 
     def __init__(self, hvd: Any) -> None:
         self._thread = threading.Thread(target=hvd.shutdown, name="tfdist-stop", daemon=True)
@@ -78,7 +78,7 @@ class _Stopper:
 
 
 def _leave(membership: Membership, stopper: _Stopper) -> None:
-    """End this worker's part; runs before Horovod's own handler."""
+    """End this worker's part; this runs before Horovod's own handler."""
     membership.leave()
     if membership.cause is None:
         return
@@ -91,7 +91,7 @@ def _leave(membership: Membership, stopper: _Stopper) -> None:
 
 
 def _give_up(membership: Membership, me: int) -> None:
-    """Log why Horovod ends this process, and end it: no Python code would be told."""
+    """Log the reason why Horovod ends this process, and end it: Horovod would not notify any Python code."""
     cause = membership.find_cause()
     sys.stdout.flush()
     sys.stderr.write(
@@ -108,8 +108,8 @@ class Job:
     """The workers that Horovod has brought together; one job per process.
 
     Attributes:
-        store, membership: None for one worker alone.
-        groups: process sets given when Horovod was started.
+        store, membership: the job's store, and this worker's entry in it; None for one worker alone.
+        groups: the process sets that were given when Horovod was started.
         hosts: the number of each worker's host.
         mismatches: a counter, the same on all workers, so that none reads the report of an earlier mismatch.
     """
@@ -124,7 +124,7 @@ class Job:
     mismatches: Iterator[int] = field(default_factory=itertools.count)
 
     def collective(self, members: Sequence[int], *, device: str = "", beside: Collective | None = None) -> Collective:
-        """Return the collective of some workers, of whom this is one, in rising order."""
+        """Return the collective of some workers, given in rising order; this worker must be one of them."""
         from tfdist.collectives.backends.horovod_collective import (
             HorovodCollective,  # loads Horovod, which `join` has seen to
         )
@@ -183,7 +183,7 @@ class Job:
         )
 
     def _what_all_do(self, what: str) -> str:
-        """Describe what each worker was in at the mismatch; all ask, because all got the error."""
+        """Describe the operation of each worker at the mismatch; all workers ask, because all got the error."""
         mine, count = self.cluster.worker_index, self.cluster.num_workers
         doing = {mine: what}
         scope = f"{_DOING} {next(self.mismatches)}"
@@ -271,10 +271,11 @@ def join(
 
 
 def fixed_order(workers: int) -> dict[str, str]:
-    """Set the variable by which Horovod reduces a group of tensors by itself, in its own order.
+    """Return the variable by which Horovod reduces each group of tensors by itself, in its own order.
 
-    Three and more ranks then add in the same order every time; two do anyway, and fuse more without it. It breaks the
-    ranks' caches in Horovod 0.28.1 as published; `tfdist build horovod` repairs that from its second revision on.
+    Three and more ranks then add in the same order every time; two do so anyway, and fuse more without it. The variable
+    breaks the ranks' caches in Horovod 0.28.1 as published; `tfdist build horovod` repairs this from its second
+    revision.
     """
     if workers < 3:
         return {}
@@ -308,7 +309,7 @@ def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Jo
 
 @functools.cache
 def _server(host: str, port: int) -> StoreServer:
-    """Start the store's server, which stays as long as the process, because others still ask it."""
+    """Start the store's server, which stays as long as the process, because other workers still ask it."""
     return StoreServer(host, port)
 
 

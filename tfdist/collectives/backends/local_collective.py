@@ -1,4 +1,4 @@
-"""The collective of a member that is alone: whatever it reduces is what it has."""
+"""The collective of a single member: the result of a reduction is the member's own value."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ class LocalCollective:
         collective.require_other("source", source, self)
 
     def waits_for(self) -> str:
-        """Return nothing: there is no other member."""
+        """Return an empty text: there is no other member."""
         return ""
 
     def abort(self, reason: str) -> None:

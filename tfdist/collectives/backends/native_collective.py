@@ -1,16 +1,16 @@
-"""tfdist's own collectives: in shared memory between processes of one host, over TCP between hosts.
+"""The collectives of tfdist itself: in shared memory between processes of one host, over TCP between hosts.
 
 An operation is a TensorFlow op in C++ (`tfdist/native/collectives`), compiled on first use. Members copy chunks into a
 few megabytes of shared memory; each sums its part of a chunk in the order of ranks, and copies the others' parts. Up to
 4 KiB go at once. Operations match by key, in any order. Over several hosts with as many members each, `all_reduce` sums
-in each host, then between members of equal index, and distributes in each host; all else goes over TCP alone.
+in each host, then between members of equal index, and distributes in each host; all other operations go over TCP alone.
 
 Between hosts, size, latency and bandwidth, measured at the start, decide whether each member sums everything or its
-part. Both add in the order of ranks, so neither changes a bit of a sum. Integers may take other ways. `algorithm`, or
-``TFDIST_ALL_REDUCE_ALGORITHM``, names one for all sizes; `ring`, `halving-doubling` and `double-tree` have other
-orders, the same in every run.
+part. Both add in the order of ranks, so neither changes a bit of a sum. Integers may be summed in other ways.
+`algorithm`, or ``TFDIST_ALL_REDUCE_ALGORITHM``, sets one for all sizes; `ring`, `halving-doubling` and `double-tree`
+add in other orders, which are the same in every run.
 
-Costs, of S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
+Costs, for S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
 `reduce_scatter` and `all_to_all` 2 S; `broadcast` and `send` 2 S. Nothing is negotiated: a small operation takes some
 ten microseconds once all members are there.
 """
@@ -44,7 +44,7 @@ _START = "the start of the native collectives"
 
 
 class NativeCollective:
-    """Some members of a job; `Job.collective` makes it."""
+    """The collective of some members of a job; `Job.collective` makes it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class NativeCollective:
         self._library = native.engines()
 
     def ordered_by(self, order: tf.Tensor, lane: str = "") -> "NativeCollective":
-        """Return the same, with a resource that its operations begin in order by, and a lane."""
+        """Return the same collective, with a lane and a resource by which its operations begin in order."""
         return self._like(order=order, lane=lane)
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "NativeCollective | None":
@@ -93,7 +93,7 @@ class NativeCollective:
         return NativeCollective(self._number, **{**kept, **others})
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Tensors of one dtype are one operation."""
+        """Reduce the tensors of each dtype as one operation."""
         base.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]
@@ -132,7 +132,7 @@ class NativeCollective:
         return tensor if self.size == 1 else self._run("broadcast", key, root, tensor=tensor)
 
     def broadcast_all(self, tensors: Sequence[tf.Tensor], *, key: str, root: int = 0) -> list[tf.Tensor]:
-        """Return one member's values; of replicas of a process tensors of one dtype are one operation."""
+        """Return one member's values; for replicas of a process, the tensors of each dtype are one operation."""
         if self._number > 0 or self.size == 1:
             return [self.broadcast(one, key=f"{key} {index}", root=root) for index, one in enumerate(tensors)]
         return base.by_dtype(tensors, lambda number, same: self._run("hand_out", f"{key} {number}", root, tensors=same))
@@ -170,7 +170,7 @@ class NativeCollective:
             self._beside.abort(reason)
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return the error of tfdist's for a failure of these collectives, or None if it is another's."""
+        """Return an error of tfdist for a failure of these collectives, or None if the failure is not theirs."""
         text = str(error)
         for mark in (native.DIFFERENT, native.BROKEN):
             _, found, rest = text.partition(mark)
@@ -209,12 +209,12 @@ class NativeCollective:
 class Job:
     """The processes that `join` has brought together.
 
-    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. Operations of
+    The job ends with the process, by `stop`, or when neither it nor a collective of it is used any more. Operations of
     functions that were traced with it raise an error then.
 
     Attributes:
         hosts: the number of each rank's host.
-        number: of this process's engine.
+        number: the number of this process's engine.
     """
 
     def __init__(self, number: int, *, rank: int, hosts: Sequence[int], device: str, beside: Collective | None) -> None:
@@ -229,7 +229,7 @@ class Job:
         atexit.register(self._end)
 
     def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
-        """Return the collective of some members, or None on others; it costs nothing, and others need not ask."""
+        """Return the collective of some members, or None on others; it costs nothing, and others need not call this."""
         group = list(range(self.size)) if members is None else list(members)
         if self.rank not in group:
             return None
@@ -246,7 +246,7 @@ class Job:
     def stop(self) -> None:
         """End this process's part, so that `join` may be called again; members that wait for it get an error.
 
-        In a fork of this process, which has no part of its own, it does nothing.
+        In a fork of this process, which has no part of its own, this does nothing.
         """
         self._end()
         atexit.unregister(self._end)
@@ -270,11 +270,11 @@ def join(
     secret: bytes | None = None,
     algorithm: str | None = None,
 ) -> Job:
-    """Bring together processes, which call it at the same time; a process may be in several jobs.
+    """Connect the processes of a job, which call this at the same time; a process may be in several jobs.
 
     Processes prove that they share a host: one makes unnamed shared memory, and the others show that they read what it
-    has written. Where memory is short, or containers share no PID namespace, processes use TCP, and a warning says so.
-    All are connected when it returns.
+    has written. If memory is short, or containers share no PID namespace, processes use TCP, and a warning says so.
+    All processes are connected when this returns.
     """
     algorithm = algorithm or ALL_REDUCE_ALGORITHM.read(os.environ) or None
     if algorithm is not None:
@@ -371,7 +371,7 @@ def of_workers(
     host: str | None = None,
     timeout_seconds: float = 0.0,
 ) -> NativeCollective:
-    """Return the collective of members that another backend has brought together; the secret is `tfdist run`'s key."""
+    """Return the collective of members that another backend has connected; the secret is the key of `tfdist run`."""
     found = join(
         rank=carrier.rank,
         exchange=exchange_over(carrier) if exchange is None else exchange,

@@ -1,4 +1,4 @@
-"""Native collectives of replicas: in the memory of a process, and over several processes by one replica of each."""
+"""Native collectives of replicas: in the memory of one process, and over several processes by one replica of each."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,12 +16,13 @@ _between = itertools.count()
 
 
 class Replicas:
-    """The replicas of this process, whose tensors go straight into all results, without a copy.
+    """The replicas of this process, whose tensors are reduced straight into all results, without a copy.
 
-    The last replica at an operation does it for all, in the order of replicas, together with helper threads: one less
-    than processors, shared by all strategies. No thread waits. An operation of a failed step is withdrawn.
+    The last replica at an operation carries it out for all, in the order of replicas, together with helper threads.
+    There is one helper thread less than processors, for all strategies together. No thread waits. An operation of a
+    failed step is withdrawn.
 
-    Costs, of S bytes on n replicas: `all_reduce` reads and writes n S in all, `all_gather` writes n times all rows.
+    Costs, for S bytes on n replicas: `all_reduce` reads and writes n S in all, `all_gather` writes n times all rows.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ class Replicas:
         self._numbers = library.replicas(len(self._devices))
 
     def collective(self, rank: int, members: Sequence[int] | None = None) -> NativeCollective | None:
-        """Return a replica's collective, of some replicas or of all; None where it is none of them."""
+        """Return a replica's collective, of some replicas or of all; None if it is not one of them."""
         group = list(range(len(self._devices))) if members is None else list(members)
         base.require_rank("rank", rank, len(self._devices))
         if rank not in group:
@@ -52,14 +53,14 @@ class Replicas:
 
 
 def of_replicas(devices: Sequence[str]) -> list[NativeCollective]:
-    """Return the collectives of the replicas of this process, in their order."""
+    """Return the collectives of the replicas of this process, in the replicas' order."""
     replicas = Replicas(devices)
     found = [replicas.collective(rank) for rank in range(len(devices))]
     return [one for one in found if one is not None]
 
 
 def in_order(collective: NativeCollective, lane: str = "") -> NativeCollective:
-    """Return a collective of the same members for functions that hold other replicas' operations as well."""
+    """Return a collective of the same members for functions that also have operations of other replicas."""
     return collective.ordered_by(_order(f"between_{next(_between)}", collective.device), lane)
 
 
@@ -70,13 +71,14 @@ def _order(name: int | str, device: str) -> tf.Tensor:
 
 
 class TwoLevelCollective:
-    """One of the replicas of all processes, which have as many each.
+    """The collective of one replica among those of all processes, which have equally many each.
 
-    Replicas of a process sum first; then their leader meets those of other processes, and distributes the result. So
-    between processes as much travels as with one replica each. Sums of 16 bits are made in float32 and rounded once.
+    Replicas of a process sum first; then their leader reduces with those of other processes, and distributes the
+    result. So as much travels between processes as with one replica each. Sums of 16 bits are made in float32 and
+    rounded once.
 
-    Costs, of S bytes: `all_reduce` and `reduce_scatter` those of ``between`` for one member of each process;
-    `all_to_all` an `all_gather` of everything.
+    Costs, for S bytes: `all_reduce` and `reduce_scatter` cost as much as in ``between``, for one member of each
+    process; `all_to_all` an `all_gather` of everything.
     """
 
     matches_by_count = False
@@ -154,12 +156,12 @@ class TwoLevelCollective:
         return self._local.waits_for()
 
     def abort(self, reason: str) -> None:
-        """End the waits of the replicas of this process, and of the other processes for it."""
+        """End the waits of the replicas of this process, and the waits of other processes for it."""
         self._local.abort(reason)
         self._between.abort(reason)
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return the error of tfdist's for a failure of these collectives, or None if it is another's."""
+        """Return an error of tfdist for a failure of these collectives, or None if the failure is not theirs."""
         return self._local.explain(error, what)
 
     def _near(self, name: str, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""TensorFlow's collectives, by the public raw operations: a ring over gRPC between CPUs, NCCL between whole GPUs.
+"""The collectives of TensorFlow, by public raw operations: a ring over gRPC between CPUs, NCCL between whole GPUs.
 
 TensorFlow knows an operation by the numbers of a group and an instance, and binds an instance to a kind, dtype and
 shape for the life of the process. So an instance's number is made of the key and, at run time, the shape. Operations of
@@ -6,7 +6,7 @@ a group wait for a token, so that all members begin them in traced order; else m
 other for ever. Where they ask for NCCL (`gpu_cards`), all groups of a device wait for one token: communicators that
 share a card must begin their operations in one order too. (Broadcasts need no token, and never ask for NCCL.)
 
-Costs, of S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member; `all_gather` asks for the numbers of rows
+Costs, for S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member; `all_gather` asks for the numbers of rows
 first, and moves n - 1 times the rows of the member that has most; `all_to_all` and `reduce_scatter` S (n - 1) / n, from
 each member to each other; `broadcast` a tree of S per edge; `send` S. Between processes each takes some milliseconds.
 TensorFlow's own all-to-all silently mixes up parts from twelve members on ("1" to "10" and "11" to "0" have one name),
@@ -82,7 +82,7 @@ class TensorFlowCollective:
         )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Tensors of one dtype travel as one."""
+        """Reduce the tensors of each dtype as one."""
         collective.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         for tensor in tensors:
@@ -121,7 +121,7 @@ class TensorFlowCollective:
         return self._run(("all_to_all", key), lambda given: [self._exchanged(given[0], key)], [tensor])[0]
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """The two are a group of their own, in which it is a broadcast."""
+        """Send by a broadcast in a group of the two members."""
         collective.require_other("to", to, self)
         tensor = wire_dtypes.copyable(tensor)
 
@@ -157,7 +157,7 @@ class TensorFlowCollective:
         self._abort(reason)
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return the error of tfdist's for a failure of TensorFlow's collectives, or None if it is another's."""
+        """Return an error of tfdist for a failure of TensorFlow's collectives, or None if the failure is not theirs."""
         text = str(error)
         if "Collective instance" in text or "in the collective instance" in text or "CollectiveOp" in text:
             doing = f"members do different things: member {self.rank} was in {what}"
@@ -271,7 +271,7 @@ class TensorFlowCollective:
         }
 
     def _instance(self, name: str, count: Any) -> tf.Tensor:
-        """Return the number of an operation on ``count`` elements, which all members compute alike."""
+        """Return the number of an operation on ``count`` elements, which all members compute in the same way."""
         number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little", signed=True)
         if self._keys.setdefault(number, name) != name:
             raise ConfigError(
@@ -292,7 +292,7 @@ class TensorFlowCollective:
 def of_workers(cluster: Cluster, members: Sequence[int]) -> TensorFlowCollective | None:
     """Return the collective of some workers' CPUs, or None on others.
 
-    Every worker calls it for every group in the same order, so that all draw the same numbers.
+    Every worker calls this for every group in the same order, so that all draw the same numbers.
     """
     group_key, members = tf_strategies.new_group_key(within_worker=False), list(members)
     if cluster.worker_index not in members:
@@ -311,7 +311,7 @@ def of_workers(cluster: Cluster, members: Sequence[int]) -> TensorFlowCollective
 def of_replicas(
     devices: Sequence[str], cluster: Cluster | None = None, cards: Sequence[str] | None = None
 ) -> list[TensorFlowCollective]:
-    """Return the collectives of this process's replicas, in their order; ``cards`` are of all workers' replicas."""
+    """Return the collectives of this process's replicas, in their order; ``cards`` has the cards of all replicas."""
     workers = 1 if cluster is None else cluster.num_workers
     first = 0 if cluster is None else cluster.worker_index * len(devices)
     addresses = () if cluster is None else cluster.addresses
@@ -337,7 +337,7 @@ def of_replicas(
 
 
 def _token(device: str, name: str) -> tf.Tensor:
-    """A resource that orders what is given it in a graph; nothing is ever kept there."""
+    """Return a resource that orders the operations of a graph that take it; no value is ever kept there."""
     with tf.init_scope(), tf.device(device):
         return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=name)
 
@@ -362,12 +362,12 @@ def _flat(tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
 
 
 def _first(words: tf.Tensor, count: Any) -> tf.Tensor:
-    """Return the first words, without an operation where there are no others."""
+    """Return the first words, without an operation if there are no others."""
     return words if isinstance(count, int) and words.shape.num_elements() == count else words[:count]
 
 
 def _not_empty(tensor: tf.Tensor) -> tf.Tensor:
-    """Pad a tensor without elements: TensorFlow's collectives may crash on none."""
+    """Pad a tensor without elements, on which TensorFlow's collectives may crash."""
     known = tensor.shape[-1]
     if known:
         return tensor

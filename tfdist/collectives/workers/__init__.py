@@ -1,1 +1,1 @@
-"""The worker processes of one strategy: how they agree, and how long they wait for each other."""
+"""The worker processes of one strategy: their agreement, and their deadlines for each other."""

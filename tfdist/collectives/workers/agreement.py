@@ -1,4 +1,4 @@
-"""Workers compare what has to be alike: what a function will reduce, before it runs for the first time, and texts."""
+"""Checks that workers are alike: what a function will reduce, before it runs for the first time, and texts."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MOST_DIMENSIONS = 29  # of a variable, that are compared
 def require_alike_variable(workers: Workers, path: str, shape: Sequence[int], dtype: tf.DType) -> None:
     """Compare a new variable's shape and dtype on all workers before the chief's value travels.
 
-    TensorFlow ends all collectives of a process for good where shapes differ.
+    TensorFlow ends all collectives of a process for good if shapes differ.
     """
     mine = [dtype.as_datatype_enum, len(shape), *shape[:_MOST_DIMENSIONS]]
     # as long as nothing else that workers compare: one that makes no variable now is told so
@@ -47,7 +47,7 @@ class Signatures:
         self._alike: set[int] = set()
 
     def require_alike(self) -> None:
-        """Compare what the function being traced has reduced so far with the other workers', once for each content."""
+        """Compare the reductions so far of the function being traced with the other workers', once for each content."""
         mine = traced.current_signature()
         if self._workers.count == 1 or mine is None or not mine.entries or mine.digest in self._alike:
             return
@@ -81,7 +81,7 @@ def require_alike_text(workers: Workers, text: str, *, name: str, what: str, rem
 
 
 def _texts(workers: Workers, mine: str) -> list[str]:
-    """The texts of all workers."""
+    """Return the texts of all workers."""
     text = mine.encode()
     lengths = workers.gather([len(text)])[:, 0]
     table = workers.gather(list(text.ljust(int(lengths.max()), b"\0")))

@@ -1,4 +1,4 @@
-"""The worker processes of a strategy, and how they agree: small vectors of integers, seen by all of them."""
+"""The worker processes of a strategy, which agree by exchanging small vectors of integers."""
 
 import contextlib
 import threading
@@ -22,9 +22,9 @@ _LOOK_SECONDS = 1.0
 
 
 class Watchdog:
-    """Ends a wait that lasts too long, by ending this process's collectives; one thread for all waits of a strategy.
+    """A watchdog that ends a wait of too long by ending this process's collectives; one thread for a strategy's waits.
 
-    TensorFlow notices dead workers, not live ones that do something else; its own timeout starts a thread per
+    TensorFlow notices dead workers, not live ones that do something else. Its own timeout starts a thread per
     collective.
     """
 
@@ -100,7 +100,7 @@ class Watchdog:
                 self._abort(self._expired)
 
     def _long_wait(self) -> str:
-        """Describe what this worker has waited in for longer than a look, where the backend knows."""
+        """Describe a wait of this worker that is longer than a look, if the backend knows what it waits for."""
         with self._lock:
             if self._waits_for is None or self._deadline is None or time.monotonic() - self._since <= _LOOK_SECONDS:
                 return ""
@@ -133,7 +133,7 @@ class Workers:
 
     @property
     def is_chief(self) -> bool:
-        """This worker writes files and shows progress."""
+        """Whether this worker writes files and shows progress."""
         return self.index == 0
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
@@ -146,7 +146,7 @@ class Workers:
             self._watchdog.renew()
 
     def next_number(self, name: str) -> int:
-        """Count this worker's calls for this name, from 1."""
+        """Return the number of this worker's calls with this name, from 1."""
         self._numbers[name] += 1
         return self._numbers[name]
 
@@ -161,7 +161,7 @@ class Workers:
         return next((one for one in others if self.notes.wait_for_note(f"{key}/{one}", timeout_seconds) is None), None)
 
     def gather(self, values: list[int]) -> np.ndarray:
-        """Return the vectors of all workers, shape (workers, len(values)), int64; every worker must call it."""
+        """Return the vectors of all workers, int64 of shape (workers, len(values)); every worker must call this."""
         table = np.zeros((self.count, len(values)), dtype=np.int64)
         table[self.index] = values
         if self.count == 1:
@@ -178,11 +178,11 @@ class Workers:
                 ) from error
 
     def from_chief(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return the chief's value of a tensor that has the same shape and dtype on every worker; all must call it."""
+        """Return the chief's value of a tensor with the same shape and dtype on every worker; all must call this."""
         return self.from_worker(0, tensor)
 
     def from_worker(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
-        """Return a worker's value of a tensor that has the same shape and dtype on every worker; all must call it."""
+        """Return one worker's value of a tensor with the same shape and dtype on every worker; all must call this."""
         if self.count == 1:
             return tensor
         what = "the chief's values" if index == 0 else f"the values of worker {index}"
@@ -196,5 +196,5 @@ def as_integer(value: float) -> int:
 
 
 def as_float(value: int) -> float:
-    """Return the float whose bits `as_integer` gave."""
+    """Return the float whose bits `as_integer` returned."""
     return float(np.int64(value).view(np.float64))

@@ -72,6 +72,13 @@ def joined(*rows: Any) -> Any:
     return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)
 
 
+class Released:
+    """An iterator that is made of several of TensorFlow's, and knows how to end them."""
+
+    def release(self) -> None:
+        """Let go of them."""
+
+
 class _Raising(OwnedIterator):
     """An iterator that raises in eager code what a function finds behind TensorFlow's errors."""
 
@@ -140,10 +147,13 @@ def end(iterators: Iterable[Any], *, seconds: float) -> int:
 
 def alive() -> list[Any]:
     """Every iterator of a dataset in this process, wherever it was made."""
-    return [one for one in gc.get_objects() if issubclass(type(one), OwnedIterator)]
+    return [one for one in gc.get_objects() if issubclass(type(one), OwnedIterator | Released)]
 
 
 def _end(iterator: Any) -> None:
+    if isinstance(iterator, Released):
+        iterator.release()
+        return
     dataset, resource = getattr(iterator, "_dataset", None), iterator._iterator_resource
     if resource is None or dataset is None or tf.is_symbolic_tensor(resource) or not _is_local(resource):
         return  # it has ended, stands for another one, is part of a graph, or another process has it

@@ -1,4 +1,4 @@
-"""Fewer bits of each number: float16 and bfloat16."""
+"""Codecs that round numbers to 16 bits: float16 and bfloat16; and the one that compresses nothing."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from tfdist.compression.messages import AllReduce, Context, Exchanged, State, To
 
 @dataclass(frozen=True, kw_only=True)
 class Whole(Codec):
-    """Every number as it is: no compression, the peer of all other codecs.
+    """No compression: every number as it is, the baseline of all other codecs.
 
     Example:
         >>> Whole().accuracy
@@ -36,7 +36,7 @@ class Whole(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded(Codec):
-    """Rounds what another codec adds up to 16 bits, and converts the result back."""
+    """A codec that rounds what another codec adds up to 16 bits, and converts the result back."""
 
     codec: Codec = field(default_factory=Whole)
     start_after: int | None = None  # type: ignore[assignment]
@@ -50,7 +50,7 @@ class Rounded(Codec):
 
     @property
     def accuracy(self) -> Accuracy:  # type: ignore[override]
-        """That of the inner codec; "rounded" if it is lossless."""
+        """The accuracy of the inner codec; "rounded" if it is lossless."""
         return "rounded" if self.codec.accuracy == "lossless" else self.codec.accuracy
 
     @property
@@ -94,7 +94,7 @@ class Rounded(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Float16(Rounded):
-    """Numbers of 16 bits with 10 bits of mantissa: half the bytes; numbers below 6e-8 are lost.
+    """Rounding to 16 bits with 10 bits of mantissa: half the bytes; numbers below 6e-8 are lost.
 
     Example:
         >>> from tfdist.compression import PowerSGD
@@ -108,7 +108,7 @@ class Float16(Rounded):
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(Rounded):
-    """Numbers of 16 bits with 7 bits of mantissa and the range of float32: half the bytes.
+    """Rounding to 16 bits with 7 bits of mantissa and the range of float32: half the bytes.
 
     Example:
         >>> BFloat16().wire_dtype.name

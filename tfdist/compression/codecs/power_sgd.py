@@ -14,7 +14,7 @@ _SEED = (7, 1919)  # of the first matrix, the same on all members
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(Codec):
-    """Rank r of a gradient of n rows and m columns: r (n + m) numbers instead of n m.
+    """A gradient of n rows and m columns at rank r: r (n + m) numbers instead of n m.
 
         P = sum_w M_w Q,    P := orthonormal(P),    Q_w = M_w^T P,    Q = sum_w Q_w,    result P Q^T
 
@@ -22,7 +22,7 @@ class PowerSGD(Codec):
     than n or m nothing is lost. A gradient with more axes is a matrix with the last axis as columns.
 
     Args:
-        rank: r.
+        rank: r, the number of columns of P and Q.
 
     Example:
         >>> spec = tf.TensorSpec([1000, 1000], tf.float32)

@@ -1,6 +1,6 @@
 """Unbiased codecs that round each number by a random draw: QSGD, TernGrad and natural compression.
 
-QSGD and TernGrad send whole multiples of a part of their group's scale, drawn so that their mean is the number:
+QSGD and TernGrad send whole multiples of a fraction of their group's scale, drawn so that their mean is the number:
 
 x  as  sign(x) floor(s |x| / scale + u),    0 <= u < 1 drawn,    at most s = 2^(bits - 1) - 1
 """
@@ -28,7 +28,7 @@ def most(bits: int) -> int:
 
 
 def level_words(count: int, bits: int, group: int) -> int:
-    """Return the words of a row's levels and scales."""
+    """Return the count of words for a row's levels and scales."""
     return count * bits // packing.WORD_BITS + count // group
 
 
@@ -44,7 +44,7 @@ def to_levels(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, *, bits: int,
 
 
 def from_levels(encoded: tf.Tensor, count: int, *, bits: int, group: int) -> tf.Tensor:
-    """Return the numbers. In a group whose scale is not finite, each is not finite or zero."""
+    """Return the numbers. In a group whose scale is not finite, each number is not finite or zero."""
     packed, scales = tf.split(encoded, [count * bits // packing.WORD_BITS, count // group], axis=1)
     scales = packing.as_numbers(scales)
     ops = kernels()
@@ -65,15 +65,15 @@ def _levels(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, most: int, grou
 
 @dataclass(frozen=True, kw_only=True)
 class QSGD(scaled_groups.GroupCodec):
-    """The Euclidean norm of each group of d numbers, and for each number one of s levels of it with a sign.
+    """Quantization to the Euclidean norm of each group of d numbers, and one of s levels with a sign for each number.
 
         Q(x) = |v| sign(x) (l + b) / s,    l = floor(s |x| / |v|),    b = 1 with probability s |x| / |v| - l
 
     with s = 2^(bits - 1) - 1. Unbiased, with E|Q(v) - v|^2 <= min(d / s^2, sqrt(d) / s) |v|^2.
 
     Args:
-        bits: of a number with its sign: 2, 4 or 8.
-        group: d, numbers with a norm in common; a multiple of 32.
+        bits: the bits of a number with its sign: 2, 4 or 8.
+        group: d, the count of numbers that share a norm; a multiple of 32.
 
     Example:
         >>> QSGD(bits=4).levels
@@ -94,20 +94,20 @@ class QSGD(scaled_groups.GroupCodec):
 
     @property
     def levels(self) -> int:
-        """s, the number of levels besides zero."""
+        """The number s of levels besides zero."""
         return most(self.bits)
 
     def row_words(self, count: int) -> int:
-        """Return the words of the levels, and one for the norm of each group."""
+        """Return the count of words for the levels, and one word for the norm of each group."""
         return level_words(count, self.bits, self.group)
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return the levels, plus s, and then the norms."""
+        """Return the levels, plus s, and then the norms, as words."""
         norms = tf.sqrt(scaled_groups.sums(rows, self.group, "squares"))
         return to_levels(rows, norms, seed, bits=self.bits, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the numbers. In a group whose norm is not finite, each is not finite or zero."""
+        """Return the numbers. In a group whose norm is not finite, each number is not finite or zero."""
         return from_levels(words, count, bits=self.bits, group=self.group)
 
 
@@ -118,20 +118,20 @@ _BITS = 2
 class TernGrad(scaled_groups.GroupCodec):
     """Two bits for each number: s sign(x) with probability |x| / s, else zero, where s is the largest |x| of a group.
 
-    Unbiased, unless numbers are clipped: then those beyond ``clip`` standard deviations of their group are cut to it,
-    which makes s, and with it the noise, smaller.
+    The codec is unbiased unless numbers are clipped. Clipping cuts numbers beyond ``clip`` standard deviations of their
+    group, which makes s, and with it the noise, smaller.
 
     Args:
-        clip: in standard deviations about zero; None for none.
-        group: numbers with an s in common; a multiple of 32.
+        clip: the largest magnitude, in standard deviations about zero; None: no clipping.
+        group: the count of numbers that share an s; a multiple of 32.
 
     Example:
         >>> TernGrad().row_words(512)
         33
 
     Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen and H. Li, "TernGrad: Ternary Gradients to Reduce
-    Communication in Distributed Deep Learning", 2017. There s is of a layer, the same for all workers, and clipping
-    (2.5) is the rule.
+    Communication in Distributed Deep Learning", 2017. There s belongs to a layer, the same for all workers, and
+    clipping (2.5) is the rule.
     """
 
     name: ClassVar[str] = "terngrad"
@@ -145,11 +145,11 @@ class TernGrad(scaled_groups.GroupCodec):
             validation.number("clip", self.clip, above=0)
 
     def row_words(self, count: int) -> int:
-        """Return the words of two bits for each number, and one for the largest of each group."""
+        """Return the count of words for two bits per number, and one word for the largest |x| of each group."""
         return level_words(count, _BITS, self.group)
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return -1, 0 or 1, plus one, and then the largest of each group."""
+        """Return -1, 0 or 1, plus one, for each number, and then the largest |x| of each group."""
         largest = scaled_groups.largest(rows, self.group)
         if self.clip is not None:
             deviation = tf.sqrt(scaled_groups.sums(rows, self.group, "squares") * (1 / self.group))
@@ -157,7 +157,7 @@ class TernGrad(scaled_groups.GroupCodec):
         return to_levels(rows, largest, seed, bits=_BITS, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
-        """Return minus the largest, zero or the largest."""
+        """Return for each number minus the largest |x| of its group, zero, or the largest |x|."""
         return from_levels(words, count, bits=_BITS, group=self.group)
 
 
@@ -167,11 +167,11 @@ _LARGEST = 254  # of the exponents of finite numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(RowCodec):
-    """Sign and exponent of each number, 9 bits.
+    """The sign and the exponent of each number, in 9 bits.
 
     For 2^a <= |x| < 2^(a+1) it is sign(x) 2^(a+1) with the probability |x| / 2^a - 1, and else sign(x) 2^a: unbiased,
-    with E[C(x)^2] <= 9/8 x^2. Adding 23 random bits to the bits of a float32 and clearing the last 23 does that.
-    Numbers from 2^127 on are 2^127.
+    with E[C(x)^2] <= 9/8 x^2. Adding 23 random bits to the bits of a float32 and clearing the last 23 gives this draw.
+    Numbers from 2^127 on become 2^127.
 
     Example:
         >>> Natural().row_words(32)
@@ -186,11 +186,11 @@ class Natural(RowCodec):
 
     @property
     def row_multiple(self) -> int:
-        """The signs of 32 numbers fill a word."""
+        """The number of signs that fill a word: 32."""
         return packing.WORD_BITS
 
     def row_words(self, count: int) -> int:
-        """Return the words of 8 bits for an exponent and 1 for a sign."""
+        """Return the count of words for an 8-bit exponent and a sign bit per number."""
         return count // 4 + count // packing.WORD_BITS
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -206,7 +206,7 @@ class Natural(RowCodec):
         return tf.concat([packing.packed(rounded, 8), signs], axis=1)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the powers of two."""
+        """Return the signed powers of two."""
         ops = kernels()
         if ops is not None:
             return shaped(ops.tfdist_from_powers(words), [words.shape[0], count])

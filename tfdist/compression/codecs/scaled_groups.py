@@ -1,4 +1,4 @@
-"""Rows in groups of numbers with a common scale."""
+"""Codecs that cut rows into groups of numbers with a common scale."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -56,7 +56,7 @@ def together(groups: tf.Tensor) -> tf.Tensor:
 def sums(rows: tf.Tensor, size: int, of: Summed) -> tf.Tensor:
     """Return a sum for each group, shape (rows, groups): of x^2, of |x|, of the negative x, or of all others.
 
-    In an order that does not depend on the machine, with an error of log2(size) roundings.
+    The order of the sum does not depend on the machine; its error is that of log2(size) roundings.
 
     Example:
         >>> sums(tf.ones([1, 64]), 32, "squares").numpy().tolist()
@@ -69,7 +69,7 @@ def sums(rows: tf.Tensor, size: int, of: Summed) -> tf.Tensor:
 
 
 def largest(rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Return the largest |x| of each group, shape (rows, groups); NaN where there is one.
+    """Return the largest |x| of each group, shape (rows, groups); NaN if the group has one.
 
     Example:
         >>> largest(tf.range(-32.0, 32.0)[tf.newaxis], 32).numpy().tolist()

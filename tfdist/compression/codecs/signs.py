@@ -13,17 +13,17 @@ from tfdist.compression.kernels import kernels, shaped
 
 @dataclass(frozen=True, kw_only=True)
 class SignSGD(scaled_groups.GroupCodec):
-    """The sign of each number times the mean |x| of its group. Only for use with `ErrorFeedback`.
+    """The sign of each number times the mean |x| of its group. Use it only with `ErrorFeedback`.
 
     Args:
-        group: numbers with a mean in common; a multiple of 32.
+        group: the count of numbers that share a mean; a multiple of 32.
 
     Example:
         >>> SignSGD().row_words(512)
         17
 
     Source: S. P. Karimireddy, Q. Rebjock, S. Stich and M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient
-    Compression Schemes", 2019, where the mean is of a layer.
+    Compression Schemes", 2019, where each layer has one mean.
     """
 
     name: ClassVar[str] = "signsgd"
@@ -31,7 +31,7 @@ class SignSGD(scaled_groups.GroupCodec):
     memory_is_of_updates: ClassVar[bool] = True
 
     def row_words(self, count: int) -> int:
-        """Return the words of the signs, and one for the mean of each group."""
+        """Return the count of words for the signs, and one word for the mean of each group."""
         return count // packing.WORD_BITS + count // self.group
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -48,25 +48,25 @@ class SignSGD(scaled_groups.GroupCodec):
 
 @dataclass(frozen=True, kw_only=True)
 class OneBit(scaled_groups.GroupCodec):
-    """The mean of a group's non-negative numbers, or of its negative ones. Needs `ErrorFeedback`.
+    """The mean of a group's non-negative numbers, or of its negative ones. Use it only with `ErrorFeedback`.
 
     Args:
-        group: numbers with these two means in common; a multiple of 32.
+        group: the count of numbers that share these two means; a multiple of 32.
 
     Example:
         >>> OneBit().row_words(512)
         18
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li and D. Yu, "1-Bit Stochastic Gradient Descent and its Application to
-    Data-Parallel Distributed Training of Speech DNNs", 2014. There the means are of a column of a matrix; groups work
-    alike for tensors of any shape.
+    Data-Parallel Distributed Training of Speech DNNs", 2014. There each column of a matrix has its means; groups work
+    in the same way for tensors of any shape.
     """
 
     name: ClassVar[str] = "onebit"
     accuracy: ClassVar[Accuracy] = "biased"
 
     def row_words(self, count: int) -> int:
-        """Return the words of the signs, and two for the means of each group."""
+        """Return the count of words for the signs, and two words for the means of each group."""
         return count // packing.WORD_BITS + 2 * (count // self.group)
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -79,7 +79,7 @@ class OneBit(scaled_groups.GroupCodec):
         return tf.concat([signs, packing.as_words(low), packing.as_words(high)], axis=1)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the means."""
+        """Return for each number the mean of its group for its sign."""
         each = count // self.group
         signs, low, high = tf.split(words, [count // packing.WORD_BITS, each, each], axis=1)
         return _by_sign(signs, packing.as_numbers(low), packing.as_numbers(high), self.group)
@@ -94,7 +94,7 @@ def _signs(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _by_sign(signs: tf.Tensor, low: tf.Tensor, high: tf.Tensor, group: int) -> tf.Tensor:
-    """Return one of the two numbers of its group for each sign: the low one for a negative sign."""
+    """Return for each sign one of the two numbers of its group: the low one for a negative sign."""
     ops = kernels()
     if ops is not None:
         rows = ops.tfdist_from_signs(signs, low, high, group=group)

@@ -1,4 +1,4 @@
-"""Codecs that send a few numbers and where they are: top-k, deep gradient compression, random-k and threshold."""
+"""Codecs that send a few numbers and their places: top-k, deep gradient compression, random-k and threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from tfdist.compression.messages import AllGather, AllReduce, Context, Exchanged
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(RowCodec):
-    """The largest |x| of each part of a gradient, with their places: 64 bits each. For use with `ErrorFeedback`.
+    """The largest |x| of each part of a gradient, with their places: 64 bits each. Use it with `ErrorFeedback`.
 
     There are as many parts as members, and each has its own k. At density 1 nothing is lost.
 
     Args:
-        density: the part of the numbers that travels.
+        density: the fraction of the numbers that travels.
 
     Example:
         >>> TopK(density=0.01).row_words(1000)
@@ -41,7 +41,7 @@ class TopK(RowCodec):
         validation.number("density", self.density, above=0, maximum=1)
 
     def row_words(self, count: int) -> int:
-        """Return the words of k places and k numbers."""
+        """Return the count of words for k places and k numbers."""
         return 2 * kept(count, self.density)
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -54,7 +54,7 @@ class TopK(RowCodec):
 
 
 def kept(count: int, density: float) -> int:
-    """Return how many numbers of a row travel: at least one.
+    """Return the count of numbers of a row that travel: at least one.
 
     Example:
         >>> kept(1000, 0.01), kept(10, 0.01)
@@ -66,7 +66,7 @@ def kept(count: int, density: float) -> int:
 def largest(rows: tf.Tensor, k: int | tf.Tensor) -> tf.Tensor:
     """Return the places of the k largest |x| of each row, in ascending order, and then their values, as words.
 
-    Of equal numbers the first are taken; NaN is larger than all numbers.
+    Of equal numbers the first are taken; NaN counts as larger than all numbers.
     """
     ops = kernels()
     if ops is not None:
@@ -100,15 +100,15 @@ class DGC(Codec):
     The momentum is part of the codec: the optimizer is plain SGD. At density 1 it is SGD with momentum.
 
     Args:
-        density: the part of the numbers that travels.
-        momentum: m, as of SGD.
-        factor_masking: u := 0 where something was sent, as in the paper, because the momentum of a number that has
-            waited is stale. But a number that is sent often never reaches the momentum of SGD, up to 1 / (1 - m) times
-            its gradient, so this is off by default.
-        clipnorm: of the mean gradient. Each member cuts its part of it, all tensors of a bucket together, to the norm
-            ``clipnorm`` / sqrt(members). None for none.
-        warm_up_steps: updates over which the density falls, in equal parts of 25, 6.25, 1.56 and 0.4 %; the authors use
-            four epochs.
+        density: the fraction of the numbers that travels.
+        momentum: m, the momentum, as in SGD.
+        factor_masking: whether u := 0 for numbers that were sent, as in the paper, because the momentum of a number
+            that has waited is stale. But a number that is sent often never reaches the momentum of SGD, up to 1 / (1 -
+            m) times its gradient, so this is off by default.
+        clipnorm: the largest norm of the mean gradient. Each member clips its part, all tensors of a bucket together,
+            to the norm ``clipnorm`` / sqrt(members). None: no clipping.
+        warm_up_steps: the number of updates over which the density falls, in equal parts of 25, 6.25, 1.56 and 0.4 %;
+            the authors use four epochs.
 
     Example:
         >>> DGC(density=0.01, warm_up_steps=4000).densities
@@ -140,15 +140,15 @@ class DGC(Codec):
 
     @property
     def densities(self) -> Sequence[float]:
-        """The densities of the warm-up, none below the final one."""
+        """The densities of the warm-up, none of which is below the final one."""
         return tuple(max(density, self.density) for density in WARM_UP) if self.warm_up_steps else ()
 
     def prepare(self) -> None:
-        """Compile and load the kernel that finds the largest."""
+        """Compile and load the kernel that finds the largest numbers."""
         kernels()
 
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
-        """Return no momentum, and an empty memory."""
+        """Return a momentum of zeros, and an empty memory."""
         zeros = tf.zeros(spec.shape, spec.dtype)
         return State("the momentum of compressed gradients", zeros, rule="sum"), State(ERRORS, zeros, rule="sum")
 
@@ -206,11 +206,11 @@ class _Largest(RowCodec):
 class RandomK(Codec):
     """One of every k numbers, at places drawn from a seed that all members share: no index travels.
 
-    The tensor is cut into stretches of k numbers, and one of each is drawn. It is not scaled, for use with
-    `ErrorFeedback`: without that the mean would be k times too small. At density 1 nothing is lost.
+    The tensor is cut into stretches of k numbers, and one of each is drawn. It is not scaled, because the codec is for
+    use with `ErrorFeedback`: without that the mean would be k times too small. At density 1 nothing is lost.
 
     Args:
-        density: the part of the numbers that travels; its inverse is rounded to k.
+        density: the fraction of the numbers that travels; its inverse is rounded to k.
 
     Example:
         >>> RandomK(density=0.01).stretch
@@ -231,7 +231,7 @@ class RandomK(Codec):
 
     @property
     def stretch(self) -> int:
-        """k."""
+        """The number k: one of every k numbers travels."""
         return round(1 / self.density)
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
@@ -256,14 +256,14 @@ class RandomK(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Codec):
-    """Each |x| from t on is sent as sign(x) t: one word for its place and sign. For use with `ErrorFeedback`.
+    """The numbers with |x| of t or more, sent as sign(x) t: one word for place and sign. Use it with `ErrorFeedback`.
 
-    The bytes follow from how many numbers have grown large enough. Members' words are gathered, so bytes grow with the
-    number of members.
+    The number of bytes depends on how many numbers have grown large enough. Members' words are gathered, so bytes grow
+    with the number of members.
 
     Args:
-        threshold: t, of a member's mean gradient.
-        expected_density: the part of the numbers that is expected to travel; used only for predictions.
+        threshold: t, in the units of a member's mean gradient.
+        expected_density: the fraction of the numbers that is expected to travel; used only for predictions.
 
     Example:
         >>> Threshold(threshold=1e-3).accuracy
@@ -288,7 +288,7 @@ class Threshold(Codec):
         return (members - 1) * 4 * self.expected_density * spec.shape.num_elements()
 
     def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:
-        """Gather the words of all members, and add up what they stand for."""
+        """Gather the words of all members, and add up the numbers that they encode."""
         flat = tf.reshape(tensor, [-1])
         step = tf.cast(self.threshold / context.size, tensor.dtype)  # members' tensors are parts of a mean
         places = tf.cast(tf.where(tf.abs(flat) >= step)[:, 0], tf.int32)

@@ -102,7 +102,7 @@ def _schemas(
 
 
 def _faults(place: Storage, shard: str, schema: Schema, layout: str) -> list[Found]:
-    """The stretches of a shard that are no example; the payload of a whole record is left out, as it may be large."""
+    """Return the stretches of a shard that are not examples; the payload, which may be large, is left out."""
     contents, faults = Contents(schema, layout), list[Found]()
     for batch in batches(walk(Content(place, shard))):
         problems = contents.of([found.payload or b"" for found in batch]).problems
@@ -151,7 +151,7 @@ class Repair:
 
     @property
     def lost_examples(self) -> int:
-        """Number of examples that are lost, as far as it is known."""
+        """The number of lost examples, as far as it is known."""
         return sum(place.examples for place in self.lost)
 
     @property
@@ -160,7 +160,7 @@ class Repair:
         return bool(self.rewritten or self.indexed or self.removed or self.inferred)
 
     def lines(self) -> Iterator[str]:
-        """Yield what was done for people."""
+        """Yield the lines of a report for people."""
         yield from (f"lost: {place}" for place in self.lost)
         for old, new in self.rewritten.items():
             if new != old:
@@ -172,7 +172,7 @@ class Repair:
         yield f"{self.url} {now if self.has_changed else 'is sound: nothing was changed.'}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the result as JSON for programs."""
         return {**dataclasses.asdict(self), "lost_examples": self.lost_examples, "has_changed": self.has_changed}
 
     def __str__(self) -> str:
@@ -199,20 +199,21 @@ def repair(
     lost one get lower numbers, so states of readers and orders change.
 
     Args:
-        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
-        into: a directory that does not exist or is empty; a path or a URL. Default: ``directory`` itself.
+        directory: a directory that `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        into: the directory of the copy, which must not exist or be empty; a path or a URL. Default: ``directory``
+            itself.
         rebuild_manifest: whether a manifest that is missing or cannot be trusted is made from the shards. Its schema is
-            still used if it can be read and all whole records fit it; else the records tell it, and an array that was
-            stored as bytes becomes bytes.
-        drop_missing: whether to continue without shards that are missing.
-        decode: whether TensorFlow decodes pictures, and examples whose picture cannot be decoded are left out.
-        schema: of the examples, for a manifest that is made anew.
-        progress: called now and then with bytes read and bytes in all.
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
-            of hubs. Default: they are refused.
+            still used if it can be read and all whole records fit it; else it is inferred from the records, and arrays
+            that were stored as bytes become bytes.
+        drop_missing: whether to continue without missing shards.
+        decode: whether to decode pictures with TensorFlow, and to leave out examples whose picture cannot be decoded.
+        schema: the schema of the examples, for a manifest that is rebuilt.
+        progress: a function that is called now and then with the bytes read so far and the bytes in all.
+        storage_options: options of fsspec's driver, such as ``{"anon": True}``; for URLs only.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
     Returns:
-        What was kept, lost, written and inferred.
+        The result: what was kept, lost, rewritten and inferred.
     Raises:
         ConfigError: there is no manifest, and ``rebuild_manifest`` is not given; ``into`` is not empty.
         CorruptDataError: the manifest cannot be trusted, a shard is missing, or no record is whole.
@@ -305,7 +306,7 @@ def _without_manifest(place: Storage, into: Storage | None, schema: Schema | Non
 
 
 class _Work:
-    """A directory on its way to its next revision, or its copy."""
+    """The state of a repair: a directory on its way to its next revision, or to a copy."""
 
     def __init__(
         self, place: Storage, into: Storage | None, old: Manifest, revision: int, decode: Decoding | None
@@ -319,7 +320,7 @@ class _Work:
         self._indexed: list[str] = []
 
     def add(self, shard: Shard, state: Examined) -> None:
-        """Do what a shard needs, and nothing that a reader of the old manifest sees."""
+        """Repair one shard, without a change that a reader of the old manifest could see."""
         self._lost += [place for place in state.places if place.examples]
         if state.is_missing:
             self._rewritten[shard.file] = ""
@@ -384,7 +385,7 @@ class _Work:
         )
 
     def _leftovers(self, new: Manifest) -> list[str]:
-        """Files that only the old revision has, or that a repair that was killed left."""
+        """Return the files that only the old revision has, or that a killed repair has left."""
         names, used = self._target.names(), new.files
         before = self._old.files | {name for file in self._rewritten for name in (file, index_name(file))}
         families = {original(name)[0] for name in used | before}
@@ -399,7 +400,7 @@ class _Work:
 
 
 class _NothingLeftError(Exception):
-    """No record is left, so no file is to appear."""
+    """Raised if no record is left, so that no file appears."""
 
 
 def copied(
@@ -412,7 +413,7 @@ def copied(
     *,
     decode: Callable[[Sequence[bytes]], list[str]] | None = None,
 ) -> Shard | None:
-    """Copy the records of a shard that are whole and fit the schema; None if there is none."""
+    """Copy the records of a shard that are whole and fit the schema; return None if there are none."""
     contents = Contents(schema, layout, decode=decode)
     try:
         with ShardWriter(into, name, layout) as writer:

@@ -21,14 +21,14 @@ _MOST_FAULTS = 100_000  # that are kept in memory
 
 @dataclass(frozen=True)
 class Place:
-    """Something that is not as it must be.
+    """A fault, and its place.
 
     Attributes:
-        file: its name in the directory.
-        offset: byte of the file; None if it is the file as a whole.
-        example: number of the example, the first of several; None if it is not known, or if none is affected.
-        problem: what is wrong.
-        examples: how many examples cannot be read because of it.
+        file: the name of the file in the directory.
+        offset: the byte offset in the file; None if the fault concerns the whole file.
+        example: the number of the first affected example; None if it is not known, or if none is affected.
+        problem: a description of the fault.
+        examples: the number of examples that cannot be read because of the fault.
     """
 
     file: str
@@ -161,7 +161,7 @@ class _Examination:
         return [int(number) for number in numbers[differ]]
 
     def _compare(self, good: NDArray[np.int64], size: int) -> int:
-        """Note the expected records that are missing, with the reason; return the number of the others."""
+        """Record the faults of expected records that are missing, and return the number of the others."""
         assert self._starts is not None
         starts = self._starts
         is_there = np.isin(starts, good, assume_unique=True)
@@ -195,7 +195,7 @@ class _Examination:
         return int(is_there.sum())
 
     def _number_faults(self, good: NDArray[np.int64]) -> None:
-        """Note faults where no index says where records must be: the number is known up to the first fault."""
+        """Record faults without an index, so that numbers of examples are known up to the first fault only."""
         for place, fault in enumerate(self._faults[:MOST_PLACES]):
             number = self._first + int(np.searchsorted(good, fault.offset)) if not place else None
             self._add(fault.offset, number, fault.problem, 1)
@@ -204,7 +204,7 @@ class _Examination:
             self._add(fault.offset, None, "this one and others, in a long list", len(self._faults) - MOST_PLACES)
 
     def _is_described(self, content: Content, count: int) -> bool:
-        """Size, checksum and number of records are those of the manifest; note what differs."""
+        """Return whether size, checksum and number of records match the manifest; record each difference."""
         shard, crc = self._shard, content.crc()
         is_like = content.size == shard.bytes and crc == shard.crc32c
         if self._faults:

@@ -37,9 +37,9 @@ class Report:
         sound: the number of examples that can be read.
         shards: the number of files that the manifest names.
         bytes: the size of these files, according to the manifest.
-        contents: whether records were parsed, besides their checksums.
+        contents: whether records were parsed, too, and not only their checksums verified.
         places: the faults, in the order of the shards.
-        decoded: whether pictures were decoded, too.
+        decoded: whether pictures were decoded as well.
     """
 
     url: str
@@ -54,14 +54,14 @@ class Report:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the directory has no fault."""
         return not self.places
 
     def require_sound(self) -> "Report":
-        """Return the report, if nothing is wrong.
+        """Return the report if the directory is sound.
 
         Raises:
-            CorruptDataError: something is; the message lists the first places and the cure.
+            CorruptDataError: the directory is not sound; the message lists the first faults and the cure.
         """
         if self.is_sound:
             return self
@@ -79,7 +79,7 @@ class Report:
         return f"Copy the files again, or run `tfdist data repair {self.url}{flag}`: it keeps all that is whole."
 
     def lines(self) -> Iterator[str]:
-        """Yield the report for people."""
+        """Yield the lines of the report for people."""
         yield from map(str, self.places)
         if self.revision is not None:
             what = "decoded" if self.decoded else "parsed" if self.contents else "checked by checksum"
@@ -89,7 +89,7 @@ class Report:
             yield self.cure
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
+        """Return the report as JSON for programs."""
         return {**dataclasses.asdict(self), "is_sound": self.is_sound, "cure": self.cure}
 
     def __str__(self) -> str:
@@ -107,22 +107,22 @@ def verify(
 ) -> Report:
     """Read every byte of a directory, and report what is damaged: sizes, checksums, indices, and records.
 
-    All bad records of a shard are found. Shards are read once, in pieces of 8 MiB, some at a time.
+    All bad records of a shard are found. Each shard is read once, in pieces of 8 MiB; a few shards are read at a time.
 
     Args:
-        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
-        contents: whether each record is parsed as well; checksums alone take a tenth of the time where records have to
-            be parsed.
-        decode: whether TensorFlow decodes pictures, in other processes: an undamaged record may have a picture that was
-            broken before. It takes as long as training takes to decode them.
-        progress: called now and then with the bytes that were read, and how many there are.
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
-            of hubs. Default: they are refused.
+        directory: a directory that `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        contents: whether to parse each record as well. Without parsing, verification can take a tenth of the time.
+        decode: whether to decode pictures with TensorFlow, in other processes: an undamaged record may hold a picture
+            that was broken before. This takes as long as training takes to decode them.
+        progress: a function that is called now and then with the bytes read so far and the bytes in all.
+        storage_options: options of fsspec's driver, such as ``{"anon": True}``; for URLs only.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
     Returns:
-        The report; a manifest that cannot be trusted is one of the places in it.
+        The report. A manifest that cannot be trusted is one of its faults.
     Raises:
-        ConfigError: there is no manifest; pictures are to be decoded and there can be none.
+        ConfigError: there is no manifest; or ``decode`` is given, but no feature can be a picture or ``contents`` is
+            False.
         StorageError: a file cannot be read, for a reason that is not corruption.
         DataChangedError: the directory was overwritten or repaired meanwhile.
 

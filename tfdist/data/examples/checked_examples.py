@@ -37,8 +37,8 @@ class Examples:
     """The examples of a directory, by number.
 
     Args:
-        place: the directory.
-        found: its manifest.
+        place: the storage of the directory.
+        found: the manifest of the directory.
     """
 
     def __init__(self, place: Storage, found: Manifest) -> None:
@@ -71,7 +71,7 @@ class Examples:
 
     @property
     def url(self) -> str:
-        """The directory as its user knows it."""
+        """The path or URL of the directory, as the user gave it."""
         return self.storage.url
 
     @property
@@ -92,7 +92,7 @@ class Examples:
         return (self[place] for place in range(len(self)))
 
     def __getitem__(self, number: Any) -> Any:
-        """Return an example as a dict of values; of a slice, a list of them."""
+        """Return an example as a dict of values, or a list of examples for a slice."""
         if isinstance(number, slice):
             return [self[place] for place in range(*number.indices(len(self)))]
         place = validation.integer("number", number)
@@ -101,10 +101,10 @@ class Examples:
         return next(self.each([place % len(self)]))
 
     def each(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Yield examples, read in one go.
+        """Yield the examples with these numbers, read in one go.
 
         Raises:
-            CorruptDataError: one is corrupt; the message says which and where it is.
+            CorruptDataError: an example is corrupt; the message has its number and place.
             DataChangedError: the directory was written anew or repaired since it was opened.
         """
         for payload in payloads_of(self, np.asarray(numbers, np.int64)):
@@ -112,12 +112,12 @@ class Examples:
             yield {name: example.value(name, feature, parsed) for name, feature in self.schema.items()}
 
     def corrupt(self, number: int, shard: int, offset: int) -> str:
-        """Return what an error says of a corrupt example.
+        """Return the error message for a corrupt example.
 
         Args:
-            number: of the example.
-            shard: in which it is, from 0.
-            offset: where its record begins in that file, in bytes.
+            number: the number of the example.
+            shard: the number of its shard, from 0.
+            offset: the first byte of its record in the shard.
         """
         return (
             f"example {number} is corrupt: {self.manifest.shards[shard].file}, byte {offset}. "
@@ -150,46 +150,50 @@ class Examples:
         )
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """Return shard, first byte of the frame, and bytes of the payload of examples."""
+        """Return the shard of each example, the first byte of its frame, and the bytes of its payload."""
         shards = np.searchsorted(self.begins, numbers, side="right") - 1
         inside = numbers - self.begins[shards]
         if self.template is not None:
             length = self.template.length
             offsets = inside * (length + record_framing.OVERHEAD_BYTES)
             return shards.astype(np.int32), offsets, np.full(len(numbers), length, np.int64)
-        ends = self.offsets
         places = numbers + shards  # each shard has one offset more than it has examples
-        return shards.astype(np.int32), ends[places], ends[places + 1] - ends[places] - record_framing.OVERHEAD_BYTES
+        begins, ends = (self.column("offset")[at].astype(np.int64) for at in (places, places + 1))
+        return shards.astype(np.int32), begins, ends - begins - record_framing.OVERHEAD_BYTES
 
     def verify(self) -> Any:
-        """Look at every byte; see `tfdist.data.verify`, which returns the same report."""
+        """Verify every byte; see `tfdist.data.verify`, which returns the same report."""
         from tfdist.data.check.verifying import verify_manifest  # which few need
 
         return verify_manifest(self.storage, self.manifest)
 
     def require_sound(self) -> None:
-        """Raise CorruptDataError if a byte is not what it must be."""
+        """Verify every byte, and raise CorruptDataError if the directory is not sound."""
         self.verify().require_sound()
 
     @property
     def offsets(self) -> NDArray[np.int64]:
         """The offsets of all shards' indices, one after the other."""
-        return self.column("offset")
+        return self.column("offset").astype(np.int64, copy=False)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return an array of the index over all shards, such as ``value:label``."""
+        """Return an array of the index for all shards, such as ``value:label``; integers may have a smaller type."""
         if name not in self._columns:
-            parts = [self.index(shard) for shard in range(len(self.manifest.shards))]
-            self._columns[name] = np.concatenate(
-                [part.offsets if name == "offset" else part.columns[name] for part in parts]
-            )
+            parts: dict[str, list[NDArray[Any]]] = {key: [] for key in arrays_of(0, self.schema, self.manifest.layout)}
+            for number, shard in enumerate(self.manifest.shards):
+                with self.binding.explained():  # it is not kept besides: of many examples, it takes most of the memory
+                    part = self._indices.get(number) or self._load(shard)
+                for key, found in parts.items():
+                    found.append(_narrow(part.offsets if key == "offset" else part.columns[key]))
+            for key in list(parts):
+                self._columns[key] = np.concatenate(parts.pop(key))
         return self._columns[name]
 
     def integers(self, name: str) -> NDArray[Any]:
         """Return a feature of single integers for all examples, ``[examples]``, read from the index or from the shards.
 
         Raises:
-            ConfigError: there is no such feature, or it is something else.
+            ConfigError: there is no such feature, or its values are not single integers.
         """
         feature = self.schema.get(name)
         if feature is None or feature.encoding != "int64" or feature.shape != ():
@@ -200,10 +204,10 @@ class Examples:
         return self.numbers(name)
 
     def lengths(self, name: str) -> NDArray[np.int64]:
-        """Return the length of a list or text for all examples; of a feature that is one integer, its values.
+        """Return the length of a list or text in each example; for a feature of single integers, its values.
 
         Args:
-            name: of the feature, which the schema has.
+            name: the name of the feature, which the schema must have.
         """
         if f"size:{name}" in arrays_of(0, self.schema, self.manifest.layout):
             return self.column(f"size:{name}").astype(np.int64)
@@ -216,15 +220,15 @@ class Examples:
         return (example[name] for span in spans for example in self.each(span))
 
     def numbers(self, name: str) -> NDArray[Any]:
-        """Return a feature that is one number, for all examples: from the index, or from the shards where it is not.
+        """Return a feature of single numbers for all examples, read from the index or else from the shards.
 
         Args:
-            name: of the feature, which the schema has.
+            name: the name of the feature, which the schema must have.
         """
         if self.template is None:
             if name not in indexed_values(self.schema, self.manifest.layout):
                 return np.array(list(self._each_of(name)), self.schema[name].dtype)
-            return self.column(f"value:{name}")
+            return self.column(f"value:{name}").astype(self.schema[name].dtype, copy=False)
         found = []
         for place, shard in enumerate(self.manifest.shards):
             width = self.template.length + record_framing.OVERHEAD_BYTES
@@ -238,8 +242,20 @@ class Examples:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
+def _narrow(values: NDArray[Any]) -> NDArray[Any]:
+    """Integers in the smallest type that holds all of them."""
+    if values.dtype.kind not in "iu" or not values.size:
+        return values
+    low, high = int(values.min()), int(values.max())
+    for width in [2**power for power in range(3) if 2**power < values.itemsize]:
+        kind = np.dtype(f"{'u' if low >= 0 else 'i'}{width}")
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return values.astype(kind)
+    return values
+
+
 def payloads_of(examples: Examples, ids: NDArray[np.int64]) -> Iterator[bytes]:
-    """The records of examples, read in one go and checked."""
+    """Yield the records of examples, read in one go and checked."""
     shards, offsets, lengths = examples.locate(ids)
     files = [shard.file for shard in examples.manifest.shards]
     ranges = [
@@ -256,7 +272,7 @@ def payloads_of(examples: Examples, ids: NDArray[np.int64]) -> Iterator[bytes]:
 
 
 def payload_of(data: bytes) -> bytes | None:
-    """The payload of one record; None if its length or a checksum does not fit."""
+    """Return the payload of one record; None if its length or a checksum does not fit."""
     length = len(data) - record_framing.OVERHEAD_BYTES
     if length < 0 or data[: record_framing.HEADER_BYTES] != record_framing.header(length):
         return None
@@ -264,7 +280,7 @@ def payload_of(data: bytes) -> bytes | None:
 
 
 class Binding:
-    """Ties what is read of a directory to its manifest; threads may share one."""
+    """A check that what is read of a directory belongs to its manifest; threads may share one."""
 
     def __init__(self, place: Storage, manifest: Manifest, ends: Callable[[int], tuple[_Span, _Span]]) -> None:
         self._place = place
@@ -284,14 +300,14 @@ class Binding:
 
     @contextmanager
     def reading(self, shards: Iterable[int]) -> Iterator[None]:
-        """Read these shards in a block; the result counts if no error is raised."""
+        """Guard a block that reads these shards; its result counts if no error is raised."""
         with self.explained():
             yield
         self.require(shards)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise DataChangedError for what fails in a block because the directory has changed."""
+        """Raise DataChangedError in place of a block's error if the directory has changed."""
         try:
             yield
         except CorruptDataError:
@@ -304,7 +320,7 @@ class Binding:
             raise storage_error(error, Path(error.filename or self._place.url), "read") from error
 
     def require(self, shards: Iterable[int]) -> None:
-        """Raise what `reading` does, if these files are not those that the manifest describes."""
+        """Raise the errors of `reading` if these files are not those that the manifest describes."""
         fetched = self._place.fetched
         for number in shards:
             if number in self._bound and not self._is_local:
@@ -319,13 +335,13 @@ class Binding:
         self.require_manifest(fetched)
 
     def states(self) -> NDArray[np.int64]:
-        """The identity of each local file, int64 ``[shards * 4]``: device, inode, size, time in ns."""
+        """Return the identity of each local file, int64 ``[shards * 4]``: device, inode, size, time in ns."""
         self.require(range(len(self._manifest.shards)))
         found = [number & (1 << 64) - 1 for shard in sorted(self._bound) for number in self._bound[shard]]
         return np.array(found, np.uint64).view(np.int64)
 
     def require_manifest(self, since: float = math.inf) -> None:
-        """Raise if the directory has another manifest by now."""
+        """Raise DataChangedError if the directory has another manifest by now."""
         with self._lock:
             now = time.monotonic()
             if self._looked > since:
@@ -339,7 +355,7 @@ class Binding:
             self._same, self._looked = state, now
 
     def _require_shard(self, number: int) -> None:
-        """Raise if the file of a shard has sound records that are not those of the manifest."""
+        """Raise CorruptDataError if the file of a shard has sound records that are not those of the manifest."""
         shard = self._manifest.shards[number]
         if shard.ends is None:
             return
@@ -364,7 +380,7 @@ class Binding:
         )
 
     def _fits(self, shard: Shard, spans: Sequence[_Span]) -> bool:
-        """A shard begins and ends as it must: the frames of two payloads, read in one go."""
+        """Return whether a shard has the first and last payload of its manifest; both frames are read in one go."""
         assert shard.ends is not None
         expected = []
         for (offset, length), stored in zip(spans, shard.ends, strict=True):
@@ -377,7 +393,7 @@ class Binding:
         return found == [data for _, data in expected]
 
     def _other(self, shard: Shard, span: _Span, stored: int) -> int | None:
-        """The checksum of a sound record where another must be; None for none, and for a corrupt one, as any may be."""
+        """Return the checksum of a sound record that is not the expected one; None if there is no such record."""
         offset, length = span
         try:
             header = self._place.read(shard.file, offset, record_framing.HEADER_BYTES)
@@ -395,7 +411,7 @@ class Binding:
         return crc if crc == int.from_bytes(footer, "little") else None
 
     def _twin(self, number: int) -> Shard | None:
-        """The shard whose file this one is, of those that begin and end alike; it reads the whole file for them."""
+        """Return the shard that this file holds, of those that begin and end alike; reads the whole file."""
         ours = self._manifest.shards[number]
         alike = [s for s in self._manifest.shards if (s.ends, s.bytes) == (ours.ends, ours.bytes)]
         if all(shard.crc32c == ours.crc32c for shard in alike):

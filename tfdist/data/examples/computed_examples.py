@@ -1,4 +1,4 @@
-"""Examples that are no records of TFRecord files: their columns are made when they are asked for. No TensorFlow."""
+"""Examples that are not records of TFRecord files: their columns are computed on request. No TensorFlow."""
 
 import logging
 from abc import abstractmethod
@@ -25,7 +25,7 @@ Columns = dict[str, Any]
 
 
 class Computed(Examples):
-    """Examples whose columns a subclass makes; `shards` names the files or what else they come from."""
+    """Examples whose columns a subclass computes; `shards` names their files or other origins."""
 
     #: reads them as tf.train.Example, where they are stored as such
     encoded: Callable[[_Ids], list[bytes]] | None = None
@@ -41,7 +41,7 @@ class Computed(Examples):
 
     @abstractmethod
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
-        """Features of examples: arrays, or a list of bytes, or of arrays where lengths differ; or CorruptDataError."""
+        """Return features as arrays, or as lists of bytes or arrays if lengths differ; or raise CorruptDataError."""
 
     @property
     def paths(self) -> list[str] | None:
@@ -88,7 +88,7 @@ class Computed(Examples):
 
 
 class ComputedFetcher:
-    """Columns for `Pipeline`: a list of any length is its bytes, and one of texts is a whole tf.train.Example."""
+    """A fetcher for `Pipeline`: a list of any length becomes bytes, a list of texts a whole tf.train.Example."""
 
     def __init__(self, examples: Computed, *, skip: bool) -> None:
         self.examples: Examples = examples
@@ -118,7 +118,7 @@ class ComputedFetcher:
         return columns, weight
 
     def payloads(self, ids: _Ids) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """The examples as bytes of tf.train.Example, and their weights."""
+        """Return the examples as bytes of tf.train.Example, and their weights."""
         found, weight = self._sound(ids)
         if PAYLOAD in found:
             return objects(found[PAYLOAD]), weight

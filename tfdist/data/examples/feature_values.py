@@ -1,4 +1,4 @@
-"""One feature of all examples, and the labels by which an order goes. No TensorFlow."""
+"""The values of one feature for all examples, and the labels that an order uses. No TensorFlow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _STEP = 4096  # examples that are read in one go
 
 
 def values_of(examples: Examples, name: str) -> Any:
-    """A feature of all examples: an array of numbers, or of objects where it is text or a list of any length."""
+    """Return a feature of all examples: an array of numbers, or of objects where it is text or a list of any length."""
     feature = examples.schema[name]
     if feature.dtype != TEXT and feature.size is not None:
         return examples.numbers(name)
@@ -25,14 +25,14 @@ def values_of(examples: Examples, name: str) -> Any:
 
 
 def has_classes(feature: Feature | None) -> bool:
-    """A feature may say which class or classes an example has."""
+    """Return whether a feature may say which class or classes an example has."""
     if feature is None or len(feature.shape) > 1 or feature.is_image:
         return False
     return feature.dtype == TEXT or feature.shape not in ((), (None,)) or not feature.dtype.startswith("float")
 
 
 def label_columns(examples: Examples, names: Sequence[str]) -> list[Any]:
-    """The values of labels for all examples."""
+    """Return the values of labels for all examples."""
     for name in names:
         if not has_classes(examples.schema.get(name)):
             raise ConfigError(

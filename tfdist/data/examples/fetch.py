@@ -30,14 +30,14 @@ _Read = Callable[[NDArray[np.int64], _Array], tuple[dict[str, _Array], _Array]]
 
 
 class Failures:
-    """The errors that functions of one pipeline raised, which TensorFlow only quotes; threads may share one."""
+    """The errors that the functions of a pipeline raised, which TensorFlow only quotes; threads may share one."""
 
     def __init__(self) -> None:
         self._last: list[TfdistError] = []
         self._lock = threading.Lock()
 
     def noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which keeps its errors of tfdist here."""
+        """Wrap a function so that the tfdist errors it raises are kept here."""
 
         @functools.wraps(function)
         def noting(*args: Any) -> Any:
@@ -54,25 +54,25 @@ class Failures:
         return noting
 
     def behind(self, text: str) -> TfdistError | None:
-        """The error that a text quotes, None where it quotes none of these."""
+        """Return the kept error that a text quotes; None if it quotes none."""
         with self._lock:
             return next((error for error in reversed(self._last) if f"{type(error).__name__}: {error}" in text), None)
 
 
 class Bytes(Protocol):
-    """Bytes of records of several files; `tfdist.data.examples.numpy_reader` explains the arguments."""
+    """A reader of records in several files; `tfdist.data.examples.numpy_reader` explains the arguments."""
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
-        """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
+        """Return payloads of one length, uint8 ``[n, length]``, and a mask of the sound ones."""
 
     def records(
         self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
     ) -> tuple[list[bytes], _Array]:
-        """Return a part of each payload, and which are sound."""
+        """Return a part of each payload, and a mask of the sound ones."""
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory of a batch for the next one: up to 64 MiB of each thread that makes batches.
+    """Let this process keep the memory of a batch for the next one: up to 64 MiB for each thread that makes batches.
 
     glibc returns all but 128 KiB to the system at once, and for each batch the system maps and clears other pages: half
     of the time that reading pictures takes. It keeps twice as much as the largest piece that was ever freed; an
@@ -164,22 +164,22 @@ class Fetcher:
 
     @cached_property
     def sample(self) -> NDArray[np.int64]:
-        """Numbers of a few examples from all over the directory, of those whose records are sound."""
+        """The numbers of a few examples from all over the directory whose records are sound."""
         ids = np.unique(np.linspace(0, len(self.examples) - 1, _SAMPLE, dtype=np.int64))
         return ids[self._read(ids, np.ones(len(ids), bool))[1]]
 
     @property
     def names(self) -> list[str]:
-        """The columns, in the order in which `__call__` returns them."""
+        """The names of the columns, in the order in which `__call__` returns them."""
         layout = self.examples.manifest.layout
         return [PAYLOAD] if layout not in (FIXED, EXTENT) else list(self.examples.schema)
 
     def __call__(self, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
-        """The columns of examples, and the weight of each: 0 where another replaces a corrupt one."""
+        """Return the columns of examples, and the weight of each: 0 where another example replaces it."""
         return self._sound(ids, self._read)
 
     def payloads(self, ids: NDArray[np.int64]) -> tuple[_Array, NDArray[np.float32]]:
-        """Whole payloads, and the weight of each."""
+        """Return whole payloads, and the weight of each example."""
         found, weight = self._sound(ids, self._payloads)
         return found[PAYLOAD], weight
 
@@ -220,10 +220,13 @@ class Fetcher:
         return {PAYLOAD: objects(payloads)}, ok
 
     def values_of(self, ids: NDArray[np.int64]) -> dict[str, _Array]:
-        return {name: self.examples.column(f"value:{name}")[ids] for name in self.values}
+        dtypes = {name: self.examples.schema[name].dtype for name in self.values}
+        return {
+            name: self.examples.column(f"value:{name}")[ids].astype(dtype, copy=False) for name, dtype in dtypes.items()
+        }
 
     def extent(self, name: str, ids: NDArray[np.int64]) -> tuple[_Array, _Array]:
-        """First byte and length of a text in its payload, int64."""
+        """Return the first byte and the length of a text in each payload, both int64."""
         start, size = (self.examples.column(f"{what}:{name}")[ids].astype(np.int64) for what in ("start", "size"))
         return start, size
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.fetch import PAYLOAD, Failures
 from tfdist.data.examples.joined_examples import Joined
+from tfdist.data.format.aligned_arrays import aligned
 
 _Ids = NDArray[np.int64]
 _Columns = tuple[dict[str, NDArray[Any]], NDArray[np.float32]]
@@ -54,7 +55,8 @@ class JoinedFetcher:
             found, weight[here] = self._parts[place](ids[here] - self._joined.firsts[place])
             for name, values in found.items():
                 if name not in columns:
-                    columns[name] = np.empty((len(ids), *values.shape[1:]), values.dtype)
+                    make = np.empty if values.dtype == object else aligned
+                    columns[name] = make((len(ids), *values.shape[1:]), values.dtype)
                 columns[name][here] = values
         return columns, weight
 

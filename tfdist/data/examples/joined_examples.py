@@ -26,6 +26,8 @@ class Joined(Examples):
 
     def __init__(self, parts: Mapping[str, Examples], features: Sequence[str] = ()) -> None:
         self.parts = list(parts.values())
+        #: of the parts: paths, or names of the sources of a mixture
+        self.names = list(parts)
         schema = _joined_schema(parts, features)
         first = self.parts[0]
         kinds = {(part.schema == schema, part.manifest.layout, type(part)) for part in self.parts}

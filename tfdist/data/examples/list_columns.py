@@ -1,4 +1,4 @@
-"""One list of numbers of many examples, without the rest of them. Loads no TensorFlow."""
+"""Lists of numbers of many examples, read without the other features. Loads no TensorFlow."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _Ids = NDArray[np.int64]
 
 
 def lists_of(examples: Examples, name: str, ids: _Ids) -> list[NDArray[Any]]:
-    """The lists of a feature in these examples."""
+    """Return the lists of a feature in these examples."""
     if isinstance(examples, Computed):
         return [np.asarray(value) for value in examples.columns(ids, [name])[name]]
     if isinstance(examples, Joined):

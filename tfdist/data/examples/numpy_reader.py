@@ -1,6 +1,6 @@
-"""Records read at known places of local files, in NumPy: the reference for the ops of `tfdist.native`.
+"""A reader of records at known places of local files, in NumPy: the reference for the ops of `tfdist.native`.
 
-Whatever the arguments and the files hold, nothing outside of a file is read. A record is ok exactly when it is in its
+Whatever the arguments and the files hold, nothing outside of a file is read. A record is sound exactly if it is in its
 file and, if it is checked, its length and both checksums fit; nothing is returned of others. Results are copies, so
 they outlive their file.
 """
@@ -63,7 +63,7 @@ class Maps:
         return kept[1]
 
     def close(self) -> None:
-        """Let go of all files; they are mapped again when they are read again."""
+        """Unmap all files; each is mapped again when it is read again."""
         with self._lock:
             self._kept.clear()  # a map ends with the last array that shows it
 
@@ -93,7 +93,7 @@ def read_records(
     size: NDArray[np.int64],
     check: NDArray[np.bool_],
 ) -> tuple[list[bytes], NDArray[np.bool_]]:
-    """A part of the payload of each record, and which records are ok."""
+    """Return a part of the payload of each record, and a mask of the sound records."""
     files, at, lengths, starts, sizes, checks = _vectors(
         maps, file=file, offset=offset, length=length, start=start, size=size, check=check
     )
@@ -139,7 +139,7 @@ def read_rows(
 
 
 def _by_shard(shards: _Shards, files: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.intp]]]:
-    """Yield each file with the places of its records; files with their numbers in ascending order."""
+    """Yield each file, in the order of numbers, with the positions of its records among the arguments."""
     order = np.argsort(files, kind="stable")
     ends = np.searchsorted(files[order], list(shards), side="right")
     yield from zip(shards.values(), np.split(order, ends[:-1]), strict=bool(shards))
@@ -154,7 +154,7 @@ def _one_by_one(
     sizes: NDArray[np.int64],
     checks: NDArray[np.bool_],
 ) -> tuple[list[bytes], NDArray[np.bool_]]:
-    """Parts of large payloads, which begin at ``begins``, and which records fit or are not checked.
+    """Return parts of large payloads that begin at ``begins``, and a mask of the records that are sound or not checked.
 
     A part is checked while it is in the nearest cache, at a third of the cost of checking after all copies.
     """
@@ -189,7 +189,7 @@ def _together(
     sizes: NDArray[np.int64],
     checks: NDArray[np.bool_],
 ) -> tuple[list[bytes], NDArray[np.bool_]]:
-    """The same for small payloads, mostly for a whole file at once."""
+    """Do the work of `_one_by_one` for small payloads, mostly for a whole file at once."""
     parts, fits, value = [b""] * len(files), ~checks, google_crc32c.value
     for shard, chosen in _by_shard(shards, files):
         cut, firsts = cutter(shard), begins[chosen] + starts[chosen]
@@ -226,7 +226,7 @@ def cutter(shard: NDArray[np.uint8]) -> Callable[[slice], bytes]:
 
 
 def _windows(shard: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """The file's bytes from each position on, ``[positions, width]``, without a copy."""
+    """Return the file's bytes from each position on, ``[positions, width]``, without a copy."""
     # NumPy's sliding_window_view makes the same at ten times the cost.
     return np.ndarray((len(shard) - width + 1, width), np.uint8, buffer=shard, strides=(1, 1))
 
@@ -245,7 +245,7 @@ def _are_whole(framed: NDArray[np.uint8], checks: NDArray[np.bool_], length: int
 
 
 def _vectors(maps: Maps, **vectors: Any) -> list[NDArray[Any]]:
-    """The arguments as vectors of one length, with file numbers in range."""
+    """Return the arguments as vectors of one length, and refuse file numbers out of range."""
     # 64 bits also for the numbers of files: what is out of range must not become something else on its way here.
     dtypes: Mapping[str, Any] = {"check": np.bool_}
     arrays = {name: np.asarray(values, dtypes.get(name, np.int64)) for name, values in vectors.items()}

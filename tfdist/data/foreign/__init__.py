@@ -1,1 +1,1 @@
-"""Files of other libraries, read where they lie: an index in memory says where each example is."""
+"""Files of other libraries, read in place: an index in memory has the place of each example."""

@@ -16,7 +16,7 @@ _Ids = NDArray[np.int64]
 
 
 class ArrayRecords(Records):
-    """Records of files whose writer has closed them: the library reads others as files without records."""
+    """The records of ArrayRecord files that were closed by their writer; the library sees no records in others."""
 
     def __init__(self, files: Files, content: str) -> None:
         self._readers = [_opened(files, number) for number in range(len(files.paths))]

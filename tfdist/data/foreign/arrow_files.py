@@ -1,7 +1,6 @@
 """Arrow files, among them what `save_to_disk` of Hugging Face's datasets leaves: mapped into memory, rows by number."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,17 @@ from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
 from tfdist.data.sources.protocol import NONE
 from tfdist.data.sources.tables import arrow_table, arrow_types
-from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.data.sources.tables.arrow_ipc import saved_files, table_of
+from tfdist.errors import ConfigError
 
 _Ids = NDArray[np.int64]
-# begins each message of a stream, and with four zeros ends it; without them, Arrow reads a stream that was cut as whole
-_MESSAGE = b"\xff\xff\xff\xff"
-_END = b"\0\0\0\0"
 
 
 class ArrowFiles(Foreign):
     """Rows of Arrow's stream or file format; the types of columns become features as those of tables do."""
 
     def __init__(self, files: Files) -> None:
-        tables = [_table(files, number) for number in range(len(files.paths))]
+        tables = [table_of(str(path)) for path in files.paths]
         for number, table in enumerate(tables):
             if not table.schema.equals(tables[0].schema):
                 raise ConfigError(
@@ -45,45 +42,27 @@ class ArrowFiles(Foreign):
         paths = self._columns_of.paths
         few = self._table.select(list(dict.fromkeys(paths[name][0] for name in wanted)))
         rows = few.take(ids).combine_chunks().to_batches()[0] if len(ids) else few.schema.empty_table()
-        return {
-            name: self._columns_of.column(name, self.schema[name], self._columns_of.array(rows, name), int(ids[0]))
-            for name in wanted
-        }
+        return {name: self._column(ids, rows, name) for name in wanted}
 
-
-def _table(files: Files, number: int) -> Any:
-    arrow = arrow_types.arrow()
-    path = str(files.paths[number])
-    try:
-        source = arrow.memory_map(path)
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        table = (arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)).read_all()
-    except (arrow.ArrowException, OSError) as error:
-        raise CorruptDataError(f"{path} is no whole file of Arrow: {error}", path=path) from error
-    content = files.maps[number]
-    mark = _MESSAGE + _END if content[:4].tobytes() == _MESSAGE else _END  # alone before Arrow 0.15
-    if not is_file and content[-len(mark) :].tobytes() != mark:
-        raise CorruptDataError(
-            f"{path} is a stream of Arrow without its end; it was cut, or is being written.", path=path
-        )
-    return table
+    def _column(self, ids: _Ids, rows: Any, name: str) -> Any:
+        found, feature = self._columns_of, self.schema[name]
+        array = found.array(rows, name)
+        try:
+            return found.column(name, feature, array, int(ids[0]) if len(ids) else 0)
+        except ConfigError as error:
+            for place, number in enumerate(ids.tolist()):  # to name the row
+                try:
+                    found.column(name, feature, array.slice(place, 1), number)
+                except ConfigError as of_row:
+                    raise self.bad(
+                        number,
+                        f"{of_row} `tfdist data write` with this option makes a directory without nulls."
+                        if "--null" in str(of_row)
+                        else str(of_row),
+                    ) from error
+            raise
 
 
 def open_saved(folder: Path) -> ArrowFiles:
     """A dataset that `save_to_disk` wrote; its state lists the files in their order."""
-    state = folder / "state.json"
-    try:
-        found = json.loads(state.read_bytes())
-        names: Sequence[str] = [entry["filename"] for entry in found["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"{state} cannot be used: {error!r}", path=str(state)) from error
-    if found.get("_indices_data_files"):
-        raise ConfigError(
-            f"{folder} has a list of chosen rows beside its data. Save it again: dataset.flatten_indices().",
-            path=str(folder),
-        )
-    missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
-    if missing or not names:
-        raise CorruptDataError(f"{state} names {missing or 'no files'}, which must be in the folder.", path=str(state))
-    return ArrowFiles(Files([folder / name for name in names], "arrow"))
+    return ArrowFiles(Files([Path(path) for path in saved_files(folder)], "arrow"))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tfdist.data.examples.checked_examples import Binding
 from tfdist.data.examples.computed_examples import Computed
 from tfdist.data.examples.numpy_reader import Maps, cutter
+from tfdist.data.format.aligned_arrays import aligned
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import Schema
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
@@ -112,7 +113,7 @@ class Foreign(Computed):
         """As many bytes of the file of each example, uint8 ``[examples, width]``."""
         shards, _, _ = self.locate(ids)
         maps = {number: self.files.maps[number] for number in np.unique(shards).tolist()}
-        found = np.empty((len(ids), width), np.uint8)
+        found = aligned((len(ids), width), np.uint8)
         for row, shard, begin in zip(found, shards.tolist(), begins.tolist(), strict=True):
             row[:] = maps[shard][begin : begin + width]
         return found

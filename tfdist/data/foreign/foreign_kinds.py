@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.data.foreign.foreign_files import EXAMPLES, Files, Foreign, files_of
-from tfdist.errors import ConfigError
+from tfdist.data.format import splits
+from tfdist.data.sources.paths import alike
+from tfdist.data.sources.tables.arrow_ipc import is_saved
+from tfdist.errors import ConfigError, CorruptDataError
 
+_SUFFIXES = (".tar", ".jsonl", ".arrow", ".feather")
 RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord files
 
 
@@ -19,10 +23,10 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
             raise ConfigError(f"records={records!r} is for local files, and directory is {text!r}.", name="records")
         return None
     paths = files_of(text)
-    if paths and all(map(_is_array_record, paths)):
+    if array_records := _array_records(text, paths):
         from tfdist.data.foreign.array_records import ArrayRecords
 
-        return ArrayRecords(Files(paths, "array_record"), records)
+        return ArrayRecords(Files(array_records, "array_record"), records)
     if records != EXAMPLES:
         from tfdist.data.foreign.raw_records import RawRecords
 
@@ -35,12 +39,44 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
     kinds = {path.suffix.lower() for path in paths}
     if len(kinds) != 1 or not paths:
         return None
-    return _by_suffix(kinds.pop(), paths)
+    suffix = kinds.pop()
+    if suffix in _SUFFIXES:
+        _need_one_set(text, paths)
+    return _by_suffix(suffix, paths)
+
+
+def _array_records(text: str, paths: list[Path]) -> list[Path]:
+    """The ArrayRecord files, where there is nothing else: of TensorFlow Datasets, there is a description as well."""
+    found = [path for path in paths if _is_array_record(path)]
+    names = {alike(path.name) for path in found}
+    for path in paths if found else ():
+        if path not in found and alike(path.name) in names:
+            raise CorruptDataError(
+                f"{path} has {path.stat().st_size} bytes and is no ArrayRecord file, as {found[0].name} is: it was "
+                "cut, or its writer was not closed yet.",
+                path=str(path),
+            )
+    if len(found) < len(paths) - sum(path.name in splits.OF_TFDS for path in paths):
+        return []
+    _need_one_set(text, found, of_tfds=len(found) < len(paths))
+    return found
 
 
 def _is_array_record(path: Path) -> bool:
     with open(path, "rb") as file:
         return file.read(len(RIEGELI)) == RIEGELI
+
+
+def _need_one_set(text: str, paths: list[Path], *, of_tfds: bool = False) -> None:
+    """Refuse a folder whose files are of several splits, which may mix training and validation."""
+    several = splits.by_word(list(map(str, paths)), of_tfds=of_tfds, where=text) if os.path.isdir(text) else {}
+    if several:
+        ways = [f"{text}/*{split}*" for split in several]
+        raise ConfigError(
+            f"{text} has files of several splits ({', '.join(several)}). Pass those that are meant: "
+            f"{', '.join(ways)}; or {text}/*{paths[0].suffix} for all of them as one.",
+            path=text,
+        )
 
 
 def _lmdb(path: Path) -> Foreign | None:
@@ -58,7 +94,7 @@ def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
         from tfdist.data.foreign.json_lines import JsonLines
 
         return JsonLines(Files(paths, "jsonl"))
-    if suffix == ".arrow":
+    if suffix in (".arrow", ".feather"):
         from tfdist.data.foreign.arrow_files import ArrowFiles
 
         return ArrowFiles(Files(paths, "arrow"))
@@ -81,7 +117,7 @@ def _saved_dataset(path: Path) -> Foreign | None:
     if (path / "dataset_dict.json").is_file():
         inner = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
         raise ConfigError(f"{path} has several splits; pass one of them: {inner}.", path=str(path))
-    if not _has(path / "state.json", "_data_files"):
+    if not is_saved(path):
         return None
     from tfdist.data.foreign.arrow_files import open_saved
 

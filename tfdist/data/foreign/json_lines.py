@@ -20,7 +20,7 @@ _Ids = NDArray[np.int64]
 
 
 class JsonLines(Foreign):
-    """Lines found by one pass over the files; their types are those of the first lines and of some of all."""
+    """The lines of JSON files, found by one pass; types are inferred from the first lines and a sample of all."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -70,7 +70,7 @@ def _found(files: Files) -> Arrays:
 
 
 def _offsets(content: NDArray[np.uint8]) -> _Ids:
-    """First byte of each line that is not blank, and the end of the file: a line may end with blank ones."""
+    """Return the first byte of each line that is not blank, and the end of the file."""
     parts = [np.flatnonzero(content[at : at + _STEP] == ord("\n")) + at for at in range(0, len(content), _STEP)]
     breaks = np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64)
     begins = np.concatenate([[0], breaks + 1]).astype(np.int64)

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 def kept(files: Files, find: Callable[[], Arrays]) -> Arrays:
     """Return the arrays that a pass over files finds, or has found earlier if the files are unchanged since.
 
-    Those of a new pass are kept in the user's cache.
+    The arrays of a new pass are kept in the user's cache.
     """
     identity, places = _identity(files), _places(files)
     found = next(filter(None, (_stored(place, identity) for place in places)), None)

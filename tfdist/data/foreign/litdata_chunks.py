@@ -1,4 +1,4 @@
-"""Chunks of LitData: items whose leaves are features, of which index.json has the names and formats."""
+"""Chunks of LitData: the leaves of items are features, and index.json has their names and formats."""
 
 import json
 import math
@@ -32,7 +32,7 @@ _Ids = NDArray[np.int64]
 
 
 class LitChunks(OffsetShards):
-    """Items of leaves; those of a TokensLoader are one list each, without a head."""
+    """The items of LitData chunks, as leaves; an item of a TokensLoader is one list without a head."""
 
     def __init__(self, files: Files, counts: list[int], formats: dict[str, str], *, are_tokens: bool) -> None:
         super().__init__(files, counts, dict.fromkeys(formats))
@@ -109,12 +109,12 @@ class LitChunks(OffsetShards):
 
 
 def _order(data: bytes) -> str:
-    """The byte order of an array's head: later releases of LitData write those of tensors big-endian."""
+    """Return the byte order of an array's head: later releases of LitData write the heads of tensors big-endian."""
     return ">" if len(data) >= 8 and max(struct.unpack_from(">2I", data)) <= _MOST_RANK else "<"
 
 
 def open_litdata(folder: Path) -> LitChunks:
-    """The chunks that index.json of a folder lists."""
+    """Return the chunks that index.json of a folder lists."""
     index = folder / "index.json"
     try:
         found = json.loads(index.read_bytes())
@@ -163,7 +163,7 @@ def open_litdata(folder: Path) -> LitChunks:
 
 
 def _leaves(spec: Any, path: str) -> list[str]:
-    """The names of the leaves in their order; those inside of others have a path: `box.left`."""
+    """Return the names of the leaves in order; nested leaves have a path such as `box.left`."""
     children = spec["children_spec"]
     if spec["type"] is None:
         return [path or "value"]

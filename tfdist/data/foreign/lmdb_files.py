@@ -1,7 +1,7 @@
 """LMDB environments: keys in sorted order with their values, found by one pass over the pages of the tree.
 
 A file has pages of one size. The first two say where the root of the newest tree is. Leaf pages have keys with small
-values, and the numbers of the pages where large values are, each in one piece. Nothing of LMDB is needed to read it.
+values, and the numbers of the pages where large values are, each in one piece. LMDB itself is not needed.
 """
 
 import struct
@@ -31,7 +31,7 @@ _Ids = NDArray[np.int64]
 
 
 class LmdbFiles(Foreign):
-    """An entry is an example with `key` and `value`, both bytes; entries are in the order of their keys."""
+    """The entries of LMDB files as examples with `key` and `value`, both bytes, in the order of their keys."""
 
     def __init__(self, files: Files) -> None:
         found = kept(files, lambda: _found(files))
@@ -52,7 +52,7 @@ class LmdbFiles(Foreign):
 
 
 def open_lmdb(path: Path) -> LmdbFiles | None:
-    """The environment of a folder or of a file; None if it is something else."""
+    """Return the environment of a folder or of a file; None if it is something else."""
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
         return None
@@ -75,7 +75,7 @@ def _found(files: Files) -> Arrays:
 
 
 class _Tree:
-    """The newest tree of the file."""
+    """The newest tree of an LMDB file."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -90,7 +90,7 @@ class _Tree:
             )
 
     def entries(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield key, first byte and size of the value of each entry."""
+        """Yield the key, the first byte of the value and the size of the value of each entry."""
         count = 0
         for count, entry in enumerate(self._below(self._root, _MOST_DEPTH) if self._count else (), 1):  # noqa: B007
             yield entry
@@ -98,7 +98,7 @@ class _Tree:
             raise self._damaged(f"has {count} entries, and says that it has {self._count}")
 
     def _meta(self, page: int) -> tuple[int, int, int, int]:
-        """Root, entries, last page, and the number of the transaction."""
+        """Return the root, the number of entries, the last page, and the number of the transaction of a meta page."""
         at = page * self._page_bytes + _HEADER
         magic, version, _, _ = _META.unpack_from(self._content, at)
         if magic != MAGIC or version != 1:

@@ -16,7 +16,10 @@ from tfdist.errors import ConfigError, CorruptDataError
 
 _SCALARS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _TEXTS = ("bytes", "str", "json", "jpeg", "png")
-_PARSED: dict[str, tuple[str, Callable[[bytes], Any]]] = {"str_int": ("int64", int), "str_float": ("float64", float)}
+_PARSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "str_int": ("int64", lambda text: np.int64(int(text))),
+    "str_float": ("float64", float),
+}
 _DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"}
 _DTYPES |= {64: "uint64", 65: "int64", 66: "float64"}
 _Ids = NDArray[np.int64]
@@ -57,7 +60,8 @@ class MdsShards(OffsetShards):
             elif feature.dtype == TEXT:
                 found[name] = values
             elif encoding in _PARSED:
-                found[name] = np.array([self._parsed(*row, name) for row in zip(ids.tolist(), values, strict=True)])
+                parsed = [self._parsed(*row, name) for row in zip(ids.tolist(), values, strict=True)]
+                found[name] = np.array(parsed, feature.dtype)
             else:
                 raise self.bad(int(ids[sizes != width][0]), f"its {name} is no {encoding}.")
         return found
@@ -65,8 +69,9 @@ class MdsShards(OffsetShards):
     def _parsed(self, number: int, value: bytes, name: str) -> Any:
         try:
             return _PARSED[self._encodings[name]][1](value)
-        except ValueError:
-            raise self.bad(number, f"its {name} is {value[:20]!r}, which is no number.") from None
+        except (ValueError, OverflowError):
+            kind = self.schema[name].dtype
+            raise self.bad(number, f"its {name} is {value[:20]!r}, which must be of {kind}.") from None
 
     def _array(self, number: int, data: bytes, name: str, feature: Feature | None) -> NDArray[Any]:
         _, _, config = self._encodings[name].partition(":")

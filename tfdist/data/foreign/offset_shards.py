@@ -1,4 +1,4 @@
-"""Shards that begin with the number of their samples and their offsets, as those of MDS and LitData do."""
+"""Shards that begin with the number of their samples and their offsets, such as those of MDS and LitData."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _Ids = NDArray[np.int64]
 
 
 class OffsetShards(Foreign):
-    """Samples that begin with the sizes of their columns that have no fixed one; `sizes` are those of all columns."""
+    """Samples that begin with the sizes of their columns of varying size; `sizes` has the sizes of all columns."""
 
     def __init__(self, files: Files, counts: Sequence[int], sizes: Mapping[str, int | None]) -> None:
         self.files = files
@@ -24,7 +24,7 @@ class OffsetShards(Foreign):
         self.begins = self._places.begins
 
     def described(self) -> list[Shard]:
-        """The description of each shard."""
+        """Return the description of each shard."""
         counts = np.diff(self.begins).tolist()
         return [self.files.shard(number, count, self._places.of_file(number)) for number, count in enumerate(counts)]
 
@@ -32,7 +32,7 @@ class OffsetShards(Foreign):
         return self.bytes_at(ids, *self._places(ids))
 
     def extents(self, ids: _Ids) -> dict[str, tuple[_Ids, _Ids]]:
-        """First byte and size of each column, in the files of these samples."""
+        """Return the first byte and the size of each column, in the files of these samples."""
         begins, wholes = self._places(ids)
         wrong = wholes < self._head
         heads = np.zeros((len(ids), 0), np.uint32)
@@ -51,7 +51,7 @@ class OffsetShards(Foreign):
         return found
 
     def rows(self, ids: _Ids) -> dict[str, list[bytes]]:
-        """The bytes of each column."""
+        """Return the bytes of each column."""
         return {name: self.bytes_at(ids, *extent) for name, extent in self.extents(ids).items()}
 
 

@@ -1,4 +1,4 @@
-"""TFRecord files whose records are any bytes, such as protocol buffers of one's own, or tf.train.SequenceExample."""
+"""TFRecord files whose records are any bytes, such as the user's own protocol buffers, or tf.train.SequenceExample."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _Ids = NDArray[np.int64]
 
 
 class RawRecords(Records):
-    """Records, found by one pass over their headers; the checksum of each is checked each time."""
+    """The records of TFRecord files, found by one pass over their headers; checksums are verified at each read."""
 
     def __init__(self, paths: list[Path], content: str) -> None:
         files = Files(paths, "records")

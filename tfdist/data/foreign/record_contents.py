@@ -1,4 +1,4 @@
-"""Records of files of any kind as examples: bytes as they are, tf.train.Example, or tf.train.SequenceExample."""
+"""Records of any kind of file as examples: plain bytes, tf.train.Example, or tf.train.SequenceExample."""
 
 import json
 from abc import abstractmethod
@@ -25,7 +25,7 @@ _Parsed = dict[str, tuple[str, list[Any]]]
 
 
 class Records(Foreign):
-    """Records that a subclass reads; the schema of examples and sequences is what all records show."""
+    """Records that a subclass reads; the schema of examples and sequences is inferred from all records."""
 
     def __init__(self, files: Files, shards: Sequence[Shard], content: str) -> None:
         self.files, self._content = files, content
@@ -36,7 +36,7 @@ class Records(Foreign):
 
     @abstractmethod
     def payloads(self, ids: _Ids) -> list[bytes]:
-        """Return the bytes of records; or CorruptDataError."""
+        """Return the bytes of records, or raise CorruptDataError."""
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         found = self.payloads(ids)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import tarfile
 from collections.abc import Iterable
@@ -19,8 +20,11 @@ from tfdist.errors import ConfigError, CorruptDataError
 KEY = "__key__"
 _BLOCK = 512  # members begin at multiples of so many bytes
 _NAME = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)  # the first dot of the base name ends the key
+_META = re.compile(r"__[^/]*__(/|$)")  # names that WebDataset keeps for itself
 _INTEGERS = frozenset({"cls", "cls2", "id", "index", "inx"})
 _PICTURES = frozenset({"jpg", "jpeg", "png", "gif", "bmp", "webp"})
+_NAMED = 3  # members that are named of those that are left out
+_logger = logging.getLogger(__name__)
 _Ids = NDArray[np.int64]
 
 
@@ -65,9 +69,9 @@ class TarShards(Foreign):
 
     def _integer(self, number: int, value: bytes, name: str) -> int:
         try:
-            return int(value)
-        except ValueError:
-            raise self.bad(int(number), f"its {name} is {value[:20]!r}, which must be an integer.") from None
+            return int(np.int64(int(value)))
+        except (ValueError, OverflowError):
+            raise self.bad(int(number), f"its {name} is {value[:20]!r}, which must be an int64.") from None
 
     def _arrays(self, ids: _Ids, values: list[bytes], name: str) -> Any:
         feature = self.schema[name]
@@ -125,13 +129,17 @@ def _members(
     """The features, and for each key the first byte and size of each."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     last, end = None, 0
+    nameless: list[str] = []
     try:
         with tarfile.open(files.paths[number], "r:") as tar:
             for member in tar:
                 end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
                 name = _NAME.fullmatch(member.name.removeprefix("./"))
-                if not member.isfile() or name is None or member.name.startswith("__"):
+                if not member.isfile() or _META.match(member.name.removeprefix("./")):
                     continue  # as WebDataset does
+                if name is None:
+                    nameless.append(member.name)
+                    continue
                 key, field = name[1], name[2].lower()
                 if key in found and (key != last or field in found[key]):
                     raise ConfigError(
@@ -146,6 +154,11 @@ def _members(
     except tarfile.TarError as error:
         raise files.damaged(number, f"is no whole tar file that is not compressed: {error}") from error
     _need_end(files, number, end)
+    if nameless:
+        _logger.warning(
+            "%s: %d members belong to no example, because their names are not KEY.EXTENSION: %s",
+            *(files.paths[number], len(nameless), ", ".join(nameless[:_NAMED]) + ", ..." * (len(nameless) > _NAMED)),
+        )
     names, where = first or (list(next(iter(found.values()), {})), files.names[number])
     for key, fields in found.items():
         if fields.keys() != set(names):

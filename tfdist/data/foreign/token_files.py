@@ -1,4 +1,4 @@
-"""The .bin and .idx files of Megatron: token sequences, of which the index has the types, lengths and places."""
+"""The .bin and .idx files of Megatron: token sequences, and an index of their types, lengths and places."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +19,7 @@ _Ids = NDArray[np.int64]
 
 
 class Tokens(Foreign):
-    """A sequence is an example: `tokens` of any length, and `document`, the number of its document."""
+    """Token sequences as examples with `tokens`, of any length, and `document`, the number of the document."""
 
     def __init__(self, files: Files, dtype: str, lengths: _Ids, pointers: _Ids, documents: _Ids) -> None:
         self._lengths, self._pointers = lengths, pointers
@@ -45,7 +45,7 @@ class Tokens(Foreign):
 
 
 def open_tokens(base: Path) -> Tokens | None:
-    """The files base.bin and base.idx; None if the index is of something else."""
+    """Return the files base.bin and base.idx; None if the index is of something else."""
     index = base.with_name(base.name + ".idx")
     with open(index, "rb") as file:
         head = file.read(_HEADER)

@@ -1,4 +1,4 @@
-"""Check payloads against a schema, and build the index of a shard from them."""
+"""Check payloads against a schema, and build the index of a shard."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ BATCH_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Rows:
-    """Index columns of payloads, with zeros where a payload does not fit, and the problem of each that does not."""
+    """The index columns of payloads, with zeros for payloads that do not fit, and their problems."""
 
     columns: Mapping[str, NDArray[Any]]
     problems: Mapping[int, str]
@@ -109,7 +109,7 @@ class Contents:
 
 
 def batches(found: Iterator[Found]) -> Iterator[list[Found]]:
-    """Lists of at most 4096 findings, whose payloads have about 16 MiB at most."""
+    """Yield lists of at most 4096 findings, with about 16 MiB of payloads at most."""
     while batch := list(islice(found, 1)):
         size = batch[0].size
         while len(batch) < BATCH_RECORDS and size < BATCH_BYTES and (more := next(found, None)) is not None:
@@ -119,7 +119,7 @@ def batches(found: Iterator[Found]) -> Iterator[list[Found]]:
 
 
 class Gathered:
-    """The arrays of an index, as they come."""
+    """The arrays of an index, gathered piece by piece."""
 
     def __init__(self, schema: Schema, layout: str) -> None:
         self._offsets: list[NDArray[np.int64]] = []
@@ -129,7 +129,7 @@ class Gathered:
         }
 
     def add(self, offsets: Any, columns: Any) -> None:
-        """Append records: where they begin, and their part of each column."""
+        """Append records: their offsets, and their part of each column."""
         self._offsets.append(np.asarray(offsets, np.int64))
         for key, parts in self._columns.items():
             parts.append(columns[key])
@@ -142,7 +142,7 @@ class Gathered:
 def index_anew(
     content: Content, name: str, schema: Schema, layout: str, *, examples: int, accept: Callable[[str], None] | None
 ) -> Index:
-    """The index of a shard from its records.
+    """Build the index of a shard from its records.
 
     A corrupt record keeps its place, with zeros in the columns, as long as the number of records is right: its checksum
     reveals it when it is read.

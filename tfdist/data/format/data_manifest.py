@@ -1,4 +1,4 @@
-"""The manifest of a directory of examples: schema, shards, sizes, checksums. Written last and not trusted."""
+"""The manifest of a directory of examples: schema, shards, sizes, checksums. Written last, checked when read."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ _MOST_WITHOUT_EXAMPLES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class IndexFile:
-    """The index of a shard: a safetensors file, its bytes and their CRC-32C."""
+    """The index file of a shard: its name, its size in bytes and its CRC-32C."""
 
     file: str
     bytes: int
@@ -56,13 +56,13 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything about a directory of examples.
+    """The description of a directory of examples.
 
     Attributes:
-        schema: what an example consists of.
-        layout: how it can be read, see `tfdist.data.format.schema`.
-        shards: in the order of their examples.
-        label: the feature that is learnt, None if there is none.
+        schema: the features of an example.
+        layout: the way in which examples are read; see `tfdist.data.format.schema`.
+        shards: the shards, in the order of their examples.
+        label: the feature to learn; None if there is none.
         revision: 1 as written; each repair, each overwriting and each appending makes the next.
     """
 
@@ -74,12 +74,12 @@ class Manifest:
 
     @functools.cached_property
     def examples(self) -> int:
-        """Number of examples."""
+        """The number of examples."""
         return sum(shard.examples for shard in self.shards)
 
     @functools.cached_property
     def total_bytes(self) -> int:
-        """Bytes of all shards."""
+        """The size of all shards in bytes."""
         return sum(shard.bytes for shard in self.shards)
 
     @functools.cached_property
@@ -94,12 +94,12 @@ class Manifest:
         return hashlib.sha256(json.dumps(self._json(), sort_keys=True).encode()).hexdigest()[:32]
 
     def begins_with(self, other: "Manifest") -> bool:
-        """Whether the directory has the examples of another manifest first, and perhaps more behind them."""
+        """Return whether the directory begins with all examples of another manifest."""
         alike = (self.schema, self.layout, self.label) == (other.schema, other.layout, other.label)
         return self.digest == other.digest or (alike and self.shards[: len(other.shards)] == other.shards)
 
     def generations(self) -> Iterator["Manifest"]:
-        """Yield the manifest of the directory, then the one from before each appending, the last one first."""
+        """Yield the manifest of the directory, then the one before each appending, the newest first."""
         yield self
         for count in range(len(self.shards) - 1, 0, -1):
             before, behind = (written_in(self.shards[place].file) for place in (count - 1, count))
@@ -135,7 +135,7 @@ class Manifest:
         """Return the manifest that `to_bytes` wrote, with every field checked.
 
         Raises:
-            CorruptDataError: it is none, contradicts itself, or was changed by hand.
+            CorruptDataError: the data are not a manifest, contradict themselves, or were changed by hand.
         """
         try:
             return _read(data)
@@ -144,7 +144,7 @@ class Manifest:
 
 
 def has_manifest(place: Storage) -> bool:
-    """A manifest is there; the storage of a file, which is no directory, has none."""
+    """Return whether a storage has a manifest; the storage of a single file has none."""
     is_file = place.local is not None and place.local.is_file()
     return not is_file and NAME in place.names()
 
@@ -219,7 +219,7 @@ def _read(data: bytes) -> Manifest:
 
 
 def _check_fixed(schema: Schema, shards: tuple[Shard, ...]) -> None:
-    """Refuse records that the schema does not make: a template takes as much memory as one record."""
+    """Refuse records whose size does not follow from the schema: a template takes as much memory as one record."""
     length = template_bytes(schema)
     for shard in shards:
         if shard.examples and (shard.smallest, shard.largest) != (length, length):
@@ -283,7 +283,7 @@ def _index(place: int, value: Any) -> IndexFile:
 
 
 def require_manifest(place: Storage, opened: Manifest) -> None:
-    """Raise if the manifest is not the one that was opened, or an appending to it: files may have been replaced."""
+    """Raise if files may have been replaced: if the manifest is not the opened one, even with examples appended."""
     try:
         found = read_manifest(place)
         now = f"its revision is {found.revision} with digest {found.digest}"

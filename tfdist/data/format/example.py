@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.format.aligned_arrays import aligned
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import CorruptDataError
 
@@ -152,8 +153,10 @@ class Template:
             for place in range(size):
                 values |= (part[:, place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
             return values.view(np.int64).astype(feature.dtype)
+        found = aligned((len(rows), size), np.uint8)
+        found[:] = part
         stored = np.dtype(feature.dtype).newbyteorder("<")
-        return np.ascontiguousarray(part).view(np.uint8).reshape(-1).view(stored).reshape(shape).astype(feature.dtype)
+        return found.reshape(-1).view(stored).reshape(shape).astype(feature.dtype, copy=False)
 
     def fits(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Return a mask of the payloads, uint8 ``[count, length]``, that differ from the template only in values."""

@@ -1,6 +1,6 @@
-"""Check whether TensorFlow can decode pictures, in processes started for that.
+"""Check whether TensorFlow can decode pictures, in processes of their own.
 
-In the calling process TensorFlow would start before a strategy is made.
+In the calling process, TensorFlow would start before a strategy is made.
 """
 
 import os
@@ -23,7 +23,7 @@ _MOST_PROCESSES = 8  # processes
 
 
 class Look(NamedTuple):
-    """The result for a picture; `problem` is a predicate, empty for a good one.
+    """The result for a picture; `problem` is a predicate, empty for a good picture.
 
     `is_broken` blames its bytes and not its format; `content` is the picture as PNG where it was converted.
     """
@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 
 def format_of(content: bytes) -> str:
-    """The picture format that the bytes begin like, empty for none."""
+    """Return the picture format that the first bytes show; empty if they show none."""
     if content.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -52,7 +52,7 @@ def pictures_of(feature: Feature, values: Sequence[Any]) -> list[list[bytes]]:
 
 
 def look_at(contents: Sequence[bytes], convert: bool = False) -> list[Look]:
-    """Decode pictures by TensorFlow in this process, which must have been started for it."""
+    """Decode pictures with TensorFlow in this process, which must have been started for this purpose."""
     return [_look(content, convert) for content in contents]
 
 
@@ -74,7 +74,7 @@ def _look(content: bytes, convert: bool) -> Look:
 
 
 def cause_of(error: Exception) -> str:
-    """The message of a TensorFlow error, without the names of ops."""
+    """Return the message of a TensorFlow error, without the names of ops."""
     lines = str(getattr(error, "message", None) or error).strip().splitlines() or [type(error).__name__]
     said = re.sub(r"\{\{[^}]*\}\}\}?", "", re.sub(r"\[(Op:|\[).*", "", lines[0])).strip(" .")
     return said or type(error).__name__
@@ -82,7 +82,7 @@ def cause_of(error: Exception) -> str:
 
 @cache
 def _tensorflow() -> Any:
-    """TensorFlow without its log: what is wrong with a picture is returned."""
+    """Import TensorFlow with its log silenced: problems of pictures are returned instead."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     import tensorflow as tf
@@ -112,6 +112,6 @@ class Decoding:
         self._pool.close(at_once=error is not None)
 
     def __call__(self, contents: Sequence[bytes]) -> list[str]:
-        """The problem of each picture, empty for none; BMP and WebP count as good here."""
+        """Return the problem of each picture, empty if there is none; BMP and WebP count as good here."""
         looks = self._pool.ask(look_at, list(contents), True)
         return [look.problem if look.is_broken else "" for look in looks]

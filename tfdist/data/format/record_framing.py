@@ -1,4 +1,4 @@
-"""The framing of TFRecord files: records with two checksums, and what a damaged file still holds.
+"""The framing of TFRecord files: records with two checksums, and the search for records in damaged files.
 
 A record is ``uint64 length, uint32 crc(length), payload, uint32 crc(payload)``, little-endian. Each CRC-32C is masked
 as in TensorFlow, so that data which contains checksums does not confuse them.
@@ -35,7 +35,7 @@ def masked_crc(data: Any) -> int:
 
 
 def masked(crc: int) -> int:
-    """A CRC as a record stores it: rotated by 15 bits, plus a constant."""
+    """Return a CRC as a record stores it: rotated by 15 bits, plus a constant."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
@@ -44,13 +44,13 @@ def frame(payload: bytes) -> bytes:
 
 
 def header(length: int) -> bytes:
-    """The first 12 bytes of a record whose payload has ``length`` bytes."""
+    """Return the first 12 bytes of a record whose payload has ``length`` bytes."""
     packed = _LENGTH.pack(length)
     return packed + _CRC.pack(masked_crc(packed))
 
 
 def footer(payload: Iterable[bytes]) -> bytes:
-    """The last 4 bytes of a record whose payload is given in pieces."""
+    """Return the last 4 bytes of a record whose payload is given in pieces."""
     crc = 0
     for piece in payload:
         crc = google_crc32c.extend(crc, piece)
@@ -82,7 +82,7 @@ class Scan:
 
 
 def scan(data: Any, start: int = 0) -> Scan:
-    """Find records by their headers, from ``start`` to the end or to the first that is none."""
+    """Find records by their headers, from ``start`` to the end or to the first header that does not fit."""
     end, offsets, position, problem = len(data), [start], start, ""
     crc_of = google_crc32c.value
     while position < end:
@@ -102,13 +102,13 @@ def scan(data: Any, start: int = 0) -> Scan:
 
 
 def payload_fits(data: Any, offset: int, length: int) -> bool:
-    """The payload of the record at ``offset`` has the checksum that follows it."""
+    """Return whether the payload of the record at ``offset`` fits the checksum that follows it."""
     begin, end = offset + HEADER_BYTES, offset + HEADER_BYTES + length
     return bool(masked_crc(data[begin:end]) == _CRC.unpack_from(data, end)[0])
 
 
 def headers(data: bytes, room: int) -> NDArray[np.int64]:
-    """Positions of headers whose checksum fits and whose record ends within the data."""
+    """Return the positions of headers whose checksum fits and whose record ends within the data."""
     window = np.frombuffer(data, np.uint8)
     count = len(window) - HEADER_BYTES + 1
     if count <= 0:
@@ -142,7 +142,7 @@ _CRC_OF_BYTE = [
 
 
 class Found(NamedTuple):
-    """A record with its frame, or a stretch that holds none: then `payload` is None, and `problem` says why."""
+    """A record with its frame, or a stretch without a record: then `payload` is None, and `problem` says why."""
 
     offset: int
     size: int
@@ -151,7 +151,7 @@ class Found(NamedTuple):
 
 
 class Content:
-    """A file of a storage, read through a window; its checksum comes along."""
+    """A file of a storage, read through a window; its checksum is computed on the way."""
 
     def __init__(
         self, place: Storage, name: str, *, window: int = WINDOW_BYTES, seen: Callable[[int], None] | None = None
@@ -167,7 +167,7 @@ class Content:
         self._summed = 0  # bytes that are in the checksum
 
     def has(self, offset: int, size: int) -> bytes:
-        """The window, once it holds these bytes of the file, at ``offset - begin``."""
+        """Return the window after making it hold these bytes of the file, which are at ``offset - begin``."""
         if not self.begin <= offset <= offset + size <= self.begin + len(self.data):
             self.data = self._read(offset, max(size, self._window))
             self.begin = offset
@@ -180,7 +180,7 @@ class Content:
         return self._read(offset, size)
 
     def crc_of(self, offset: int, size: int) -> int:
-        """The CRC-32C of a stretch, of which no more than a window is in memory."""
+        """Return the CRC-32C of a stretch, with no more than a window in memory."""
         if self.begin <= offset <= offset + size <= self.begin + len(self.data):
             return int(google_crc32c.value(self.data[offset - self.begin : offset - self.begin + size]))
         crc, end = 0, offset + size
@@ -191,7 +191,7 @@ class Content:
         return int(crc)
 
     def crc(self) -> int:
-        """The CRC-32C of the whole file, as the manifest has it; reads what was not read yet."""
+        """Return the CRC-32C of the whole file, as in the manifest; the unread rest is read first."""
         while self._summed < self.size:
             self._read(self._summed, self._window)
         return self._crc
@@ -210,10 +210,10 @@ class Content:
 
 
 def walk(content: Content) -> Iterator[Found]:
-    """Yield everything in a file in its order, without a gap: records, and stretches that hold none.
+    """Yield the content of a file in order, without a gap: records, and stretches without records.
 
-    A header that does not fit hides its record; reading continues at the next whole record. A file that is made to cost
-    time costs at most a few times what reading it costs: then the rest is one stretch.
+    A header that does not fit hides its record; reading continues at the next whole record. A file that is crafted to
+    cost time takes at most a few times as long as a plain read: then its rest is one stretch.
     """
     position, size, budget = 0, content.size, _Budget(2 * content.size + (1 << 20))
     while position < size:
@@ -223,7 +223,7 @@ def walk(content: Content) -> Iterator[Found]:
 
 
 class _Budget:
-    """Bytes that may still be searched in vain."""
+    """The number of bytes that may still be searched in vain."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -262,7 +262,7 @@ def _next(content: Content, position: int, budget: _Budget) -> Found:
 
 
 def _gap(content: Content, position: int, problem: str, budget: _Budget) -> Found:
-    """The stretch up to the next record whose two checksums fit, or to the end of the file."""
+    """Return the stretch up to the next record whose two checksums fit, or to the end of the file."""
     start, size = position + 1, content.size
     while start + OVERHEAD_BYTES <= size:
         stop = min(size, start + _SEARCH_BYTES)

@@ -11,12 +11,12 @@ _REVISED = re.compile(r"(?P<stem>.+?)\.repair-(?P<revision>[1-9][0-9]{0,17})(?P<
 
 
 def shard_name(number: int, revision: int = 1) -> str:
-    """The file of a shard; each revision has its own, so that overwritten and new files never share a name."""
+    """Return the file name of a shard; it has the revision, so that overwritten and new files never share a name."""
     return f"data-{number:05}.tfrecord" if revision == 1 else f"data-{number:05}.revision-{revision}.tfrecord"
 
 
 def written_in(name: str) -> int | None:
-    """The revision in which `tfdist.data.write` wrote a file; None for the files of others."""
+    """Return the revision in which `tfdist.data.write` wrote a file; None for the files of others."""
     found = _WRITTEN.fullmatch(name)
     return int(found["revision"] or 1) if found else None
 
@@ -26,24 +26,24 @@ def index_name(shard: str) -> str:
 
 
 def revised(name: str, revision: int) -> str:
-    """The name of a shard that replaces another."""
+    """Return the name of a shard that replaces another."""
     stem, dot, suffix = original(name)[0].partition(".")
     return f"{stem}.repair-{revision}{dot}{suffix}"
 
 
 def original(name: str) -> tuple[str, int]:
-    """The name that a file had before any repair, and the revision in which it was made."""
+    """Return the name that a file had before any repair, and the revision in which it was made."""
     found = _REVISED.fullmatch(name)
     return (f"{found['stem']}{found['suffix']}", int(found["revision"])) if found else (name, 1)
 
 
 def next_revision(last: int, names: Iterable[str]) -> int:
-    """The revision after the last, and after each in which a file was made, so that no name is used again."""
+    """Return the revision after the last one and after those of all files, so that no name is used again."""
     return max(last, made_in(names)) + 1
 
 
 def newest(names: list[str]) -> list[str]:
-    """The last of the files that replaced each other, in the order of their first names."""
+    """Return the newest of the files that replaced each other, in the order of their original names."""
     last: dict[str, str] = {}
     for name in names:
         first, revision = original(name)
@@ -53,14 +53,14 @@ def newest(names: list[str]) -> list[str]:
 
 
 def made_in(names: Iterable[str]) -> int:
-    """The last revision in which one of these files was written or repaired."""
+    """Return the last revision in which one of these files was written or repaired."""
     return max((max(original(name)[1], written_in(name) or 1) for name in names), default=1)
 
 
 def of_one_writing(names: list[str], *, is_writing: bool) -> list[str]:
-    """The shards of the last writing that is whole and of what was appended to it; files of others stay.
+    """Return the shards of the last complete writing and of what was appended to it; files of other writers stay.
 
-    A writing begins with shard 0, and what is appended does not.
+    A writing begins with shard 0; appended shards have higher numbers.
     """
     found = sorted({revision for name in names if (revision := written_in(name))})
     if is_writing and len(found) > 1:
@@ -73,6 +73,6 @@ def of_one_writing(names: list[str], *, is_writing: bool) -> list[str]:
 
 
 def superseded(names: Iterable[str], used: Iterable[str]) -> list[str]:
-    """The files of overwritten revisions, which a writer that was killed after its manifest leaves."""
+    """Return the files of overwritten revisions that a writer left because it was killed after writing its manifest."""
     oldest = min((written_in(name) or 1 for name in used), default=1)
     return [name for name in names if (written_in(name) or oldest) < oldest]

@@ -44,7 +44,7 @@ _MOST_INDEXED_BYTES = 64
 
 
 def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask of the values that keep all their digits as float32: written with as many, they read the same."""
+    """Return a mask of the values that keep all their decimal digits as float32."""
     with np.errstate(all="ignore"):
         narrow = values.astype(np.float32)
         good = (narrow == values) | np.isnan(values)
@@ -67,7 +67,7 @@ def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def all_fit_float32(values: NDArray[np.float64]) -> bool:
-    """All values keep all their digits; the first ones mostly show what does not."""
+    """Return whether all values keep all their digits as float32; the first ones mostly show those that do not."""
     flat = values.reshape(-1)
     return bool(fits_float32(flat[:_FIRST]).all() and fits_float32(flat[_FIRST:]).all())
 
@@ -77,16 +77,16 @@ class Feature:
     """One feature of an example.
 
     Args:
-        dtype: a NumPy dtype's name from bool, (u)int8 to (u)int64, float16, float32, float64; or "string" for bytes
+        dtype: the name of a NumPy dtype: bool, (u)int8 to (u)int64, float16, float32, float64; or "string" for bytes
             and text (which is kept as UTF-8).
-        shape: sizes per example. ``(None,)`` is a list of any length.
-        encoding: one of `ENCODINGS`. Default: bytes for "string", float for float32, int64 for one bool or integer
-            and for lists of any length, raw for other arrays.
+        shape: the shape of the feature in one example. ``(None,)`` is a list of any length.
+        encoding: the encoding, one of `ENCODINGS`. Default: bytes for "string", float for float32, int64 for one bool
+            or integer and for lists of any length, raw for other arrays.
         is_image: whether the bytes are an encoded picture (JPEG, PNG, ...).
-        names: the names of an integer feature's values, that of class 0 first.
-        unit: what one of its numbers means, where that is known: "us since 1970-01-01 UTC", "1e-2" (hundredths), or
-            any text. Columns of dates, times and decimals are converted to it by `data.sources.tables.arrow_units`.
-        may_round: whether a user asked for this dtype, so that floats are rounded to it where they do not fit exactly.
+        names: the names of an integer feature's classes, from class 0 on.
+        unit: the unit of its numbers, if it is known: "us since 1970-01-01 UTC", "1e-2" (hundredths), or any text.
+            Columns of dates, times and decimals are converted to it by `data.sources.tables.arrow_units`.
+        may_round: whether a user asked for this dtype, so that floats that do not fit exactly are rounded.
 
     Raises:
         ConfigError: the dtype is unknown, or cannot be stored in this shape or encoding.
@@ -118,18 +118,18 @@ class Feature:
 
     @property
     def size(self) -> int | None:
-        """Number of values in an example, None where examples differ."""
+        """The number of values in an example; None if examples differ."""
         return None if None in self.shape else int(np.prod([dim or 0 for dim in self.shape], dtype=object))
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it takes the same bytes in every example."""
+        """Whether the feature takes the same number of bytes in every example."""
         if self.size is None or self.dtype == TEXT:
             return False
         return self.encoding in ("float", "raw") or self.shape == ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the JSON that `from_json` reads."""
         found: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "encoding": self.encoding}
         if self.is_image:
             found["is_image"] = True
@@ -141,11 +141,11 @@ class Feature:
 
     @classmethod
     def from_json(cls, name: str, value: Any) -> "Feature":
-        """Return the feature that `to_json` described, checked as a stranger's.
+        """Return the feature that `to_json` described; the input is not trusted, so it is checked.
 
         Args:
-            name: of the feature, for errors.
-            value: what `to_json` returned, or a user wrote.
+            name: the name of the feature, for errors.
+            value: the result of `to_json`, or a value that a user wrote.
 
         Raises:
             ConfigError: it is not one.
@@ -172,10 +172,10 @@ class Schema(Mapping[str, Feature]):
     """Features by name; examples store them in the order of their names' UTF-8 bytes, as TensorFlow's writer does.
 
     Args:
-        features: a `Feature` per name.
+        features: a `Feature` for each name.
 
     Raises:
-        ConfigError: there is none, or a name is empty.
+        ConfigError: there is no feature, or a name is empty.
 
     Example:
         >>> schema = Schema({"image": Feature("uint8", (8, 8)), "label": Feature("int64")})
@@ -220,16 +220,16 @@ class Schema(Mapping[str, Feature]):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every example takes the same bytes."""
+        """Whether every example takes the same number of bytes."""
         return all(feature.is_fixed for feature in self.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the JSON that `from_json` reads."""
         return {name: feature.to_json() for name, feature in self.items()}
 
     @classmethod
     def from_json(cls, value: Any) -> "Schema":
-        """Return the schema that `to_json` described, checked as a stranger's.
+        """Return the schema that `to_json` described; the input is not trusted, so it is checked.
 
         Raises:
             ConfigError: it is not one.
@@ -240,7 +240,7 @@ class Schema(Mapping[str, Feature]):
 
 
 def with_rounding(schema: Any) -> Schema | None:
-    """A schema that a user wrote; values that do not fit into its floats are rounded."""
+    """Return a user's schema so that values that do not fit into its float features are rounded."""
     if schema is None:
         return None
     return Schema({name: replace(feature, may_round=True) for name, feature in Schema(schema).items()})
@@ -321,7 +321,7 @@ def layout_of(schema: Schema) -> str:
 
 
 def indexed_values(schema: Schema, layout: str) -> list[str]:
-    """The features whose values the index has: all that are fixed, or the single integers."""
+    """Return the features whose values the index has: all fixed ones, or the single integers."""
     if layout == FIXED:
         return []
     fixed = [name for name, feature in schema.items() if feature.is_fixed]
@@ -331,14 +331,14 @@ def indexed_values(schema: Schema, layout: str) -> list[str]:
 
 
 def texts_of(schema: Schema, layout: str) -> list[str]:
-    """The features whose place in the payload the index has."""
+    """Return the features whose place in the payload the index has."""
     return [name for name, feature in schema.items() if not feature.is_fixed] if layout == EXTENT else []
 
 
 def layouts(schema: Schema) -> list[str]:
-    """The layouts that examples of a schema may have, the best first.
+    """Return the layouts that examples of a schema may have, the best first.
 
-    The fixed one takes only records of tfdist: other writers give integers as few bytes as each needs.
+    Only records of tfdist have the fixed layout: other writers give integers as few bytes as each needs.
     """
     best = layout_of(schema)
     return [best] if best == GENERIC else [best, GENERIC]

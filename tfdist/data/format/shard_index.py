@@ -1,4 +1,4 @@
-"""The index of a shard: offsets of its records and facts about them, as safetensors next to the shard.
+"""The index of a shard: the offsets of its records and some of their values, as a safetensors file next to the shard.
 
 offset        int64 ``[records + 1]``: first byte of each record's frame, and the end of the last
 start:NAME    uint32 ``[records]``: first byte of a text within the payload (layout extent)
@@ -27,7 +27,7 @@ _HEADER_BYTES = 256  # of an array in a safetensors file, and more than it takes
 
 @dataclass(frozen=True)
 class Index:
-    """The index of one shard: int64 offsets ``[records + 1]``, and the other arrays by their names in the file."""
+    """The index of one shard: offsets, int64 ``[records + 1]``, and the other arrays by their names in the file."""
 
     offsets: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Index:
 
     @classmethod
     def from_bytes(cls, data: bytes, shard: Shard, schema: Schema, layout: str) -> "Index":
-        """The index that `to_bytes` wrote, if it fits the shard."""
+        """Return the index that `to_bytes` wrote, after checking that it fits the shard."""
         assert shard.index is not None
         name = shard.index.file
         wanted = arrays_of(shard.examples, schema, layout)

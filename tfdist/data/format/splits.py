@@ -23,17 +23,17 @@ def is_word(name: str) -> bool:
 
 
 def trains(name: str) -> bool:
-    """A split is the one that is learnt from."""
+    """Return whether a split is the training split."""
     return _WORDS.get(name.lower()) == 0
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """The names of splits: train, then validation, test, and others."""
+    """Return the names of splits in order: train, validation, test, then others."""
     return sorted(names, key=lambda name: (_WORDS.get(name.lower(), len(_WORDS)), name))
 
 
 def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the folder") -> dict[str, list[str]]:
-    """Files by the splits that their names say; empty where they say no more than one."""
+    """Return files by the splits that their names state; empty if they state no more than one split."""
     names = {path: os.path.basename(path) for path in paths}
     tfds = {path: _TFDS_FILE.fullmatch(name) if of_tfds else None for path, name in names.items()}
 

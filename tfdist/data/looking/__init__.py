@@ -1,1 +1,1 @@
-"""A look at examples: single ones, and statistics of all."""
+"""Inspection of examples: single ones, and statistics of all."""

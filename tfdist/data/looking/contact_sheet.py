@@ -22,14 +22,14 @@ MOST = 1000
 
 
 class Drawn(NamedTuple):
-    """A picture of a sheet: encoded bytes or an array, and what is written below it."""
+    """A picture of a contact sheet: encoded bytes or an array, and the text below it."""
 
     picture: Any
     caption: str
 
 
 def write_sheet(drawn: Sequence[Drawn], path: str | os.PathLike[str]) -> int:
-    """Write a contact sheet; return how many pictures could not be decoded."""
+    """Write a contact sheet, and return the number of pictures that could not be decoded."""
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
@@ -68,7 +68,7 @@ def write_sheet(drawn: Sequence[Drawn], path: str | os.PathLike[str]) -> int:
 
 
 def _image(picture: Any) -> Any:
-    """A picture in a cell; None where it cannot be decoded."""
+    """Return a picture scaled into a cell; None if it cannot be decoded."""
     from PIL import Image
 
     if isinstance(picture, bytes):
@@ -94,7 +94,7 @@ def _image(picture: Any) -> Any:
 
 
 def grey_values(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Grey values of any numbers: of bytes as they are, of 0 to 1 times 255, else from the least to the largest."""
+    """Return numbers as grey values: bytes unchanged, numbers from 0 to 1 times 255, others scaled to their range."""
     if array.dtype == np.uint8 and array.max() > 1:
         return np.ascontiguousarray(array)
     values = array.astype(np.float64)

@@ -65,11 +65,11 @@ class Repeats:
     """Examples that are equal in some features.
 
     Attributes:
-        features: in which they are compared.
-        examples: how many examples equal an earlier one; or equal one of the other directory.
-        unlike_labels: how many different contents there are of which several labels occur.
-        pairs: numbers of some: of two equal examples, or of one of the other directory and its equal in this one.
-        error: relative standard error of the number of contents that were compared; 0 if all were.
+        features: the features in which examples are compared.
+        examples: the number of examples that equal an earlier one, or one of the other directory.
+        unlike_labels: the number of different contents that occur with several labels.
+        pairs: some pairs of numbers: of two equal examples, or of one of the other directory and its equal in this one.
+        error: the relative standard error of the number of contents that were compared; 0 if all were.
     """
 
     features: tuple[str, ...]
@@ -81,19 +81,20 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a directory.
+    """The statistics of a directory.
 
     Attributes:
         url: the directory.
-        examples: how many it has.
-        corrupt: numbers of the examples that are corrupt and count nowhere, of very many the first ones.
-        features: statistics of each feature.
-        label: the label.
-        labels: value (or name, where it has one) -> examples; None without a label that has classes.
-        shards: what sets each shard apart.
-        duplicates: examples that occur again.
-        overlap: examples of the other directory that occur in this one; None without another.
-        samples: for histograms: up to 16 numbers of each of 10,000 random examples, or the lengths of texts.
+        examples: the number of examples.
+        corrupt: the numbers of the corrupt examples, which count nowhere; if there are very many, the first ones.
+        features: the statistics of each feature, by name.
+        label: the name of the label.
+        labels: class (its name, if it has one, else its value) -> number of examples; None without a label that has
+            classes.
+        shards: the differences between each shard and the whole.
+        duplicates: the examples that equal others of this directory.
+        overlap: the examples of the other directory that occur in this one; None without another directory.
+        samples: values for histograms: up to 16 numbers of each of 10,000 random examples, or the lengths of texts.
     """
 
     url: str
@@ -108,7 +109,7 @@ class Stats:
     samples: Mapping[str, NDArray[np.float64]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for programs, without the samples; an infinite number is a text."""
+        """Return the statistics as JSON for programs, without the samples; an infinite number becomes a text."""
         found = asdict(self)
         del found["samples"]
         for one in found["features"].values():
@@ -116,13 +117,13 @@ class Stats:
         return found
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw histograms of the features, and the labels, into a picture or a page, whose name says its format.
+        """Draw histograms of the features and counts of the labels into a file, whose extension sets the format.
 
         Args:
-            path: ends with .png, .svg, .pdf or .html.
+            path: the path of the file; it ends with .png, .svg, .pdf or .html.
         Raises:
             MissingDependencyError: Matplotlib is missing.
-            ConfigError: the name says no known format.
+            ConfigError: the extension is not one of these.
         """
         from tfdist.data.looking.statistics_drawing import draw
 
@@ -147,14 +148,14 @@ def stats(
     shared values are estimates with an error.
 
     Args:
-        directory: what `tfdist.data.read` takes.
+        directory: the examples; anything that `tfdist.data.read` takes.
         against: another directory, such as the test split; its examples that occur in ``directory`` are counted.
         label: the feature whose classes are counted. Default: the one that the directory names.
         content: the features in which examples are equal. Default: all but the label.
-        progress: called now and then with the number of examples that were read, and of all.
-        storage_options: what fsspec's driver takes; for URLs alone.
+        progress: a function that is called now and then with the number of examples read so far, and of all.
+        storage_options: options of fsspec's driver; for URLs only.
         follow_symlinks: whether files of a local directory may be symbolic links that lead out of it.
-        records: what the records of TFRecord and ArrayRecord files are; see `tfdist.data.open`.
+        records: the kind of records in TFRecord and ArrayRecord files; see `tfdist.data.open`.
     Raises:
         ConfigError: there is no such directory or feature, or the features of both directories cannot be compared.
         CorruptDataError: a manifest or a shard as a whole cannot be trusted, or no example is sound. Corrupt examples
@@ -216,7 +217,7 @@ def _require_comparable(one: Schema, other: Schema, names: Sequence[str], url: s
 
 @dataclass(frozen=True)
 class _Batch:
-    """Sound examples of one shard: their features and numbers; `corrupt` are the numbers of the others."""
+    """Sound examples of one shard: their features and numbers; `corrupt` has the numbers of the others."""
 
     shard: int
     columns: _Columns
@@ -225,7 +226,7 @@ class _Batch:
 
 
 def _batches(view: View, passed: Callable[[int], None]) -> Iterator[_Batch]:
-    """All examples, shard by shard, a few MiB at a time."""
+    """Yield all examples, shard by shard, a few MiB at a time."""
     examples = view.examples
     fetch = fetcher_of(examples, verify="always", skip=True)
     mean = examples.manifest.total_bytes // max(1, len(examples))
@@ -239,7 +240,7 @@ def _batches(view: View, passed: Callable[[int], None]) -> Iterator[_Batch]:
 
 
 def _by_shard(view: View) -> Iterator[tuple[int, Sequence[int] | _Ids]]:
-    """The examples of each shard, in their order."""
+    """Yield the examples of each shard, in their order."""
     begins = view.examples.begins
     if view.ids is None:
         yield from enumerate(range(*bounds) for bounds in itertools.pairwise(begins.tolist()))

@@ -1,4 +1,4 @@
-"""Counts of one feature, taken while examples pass by. No TensorFlow."""
+"""Statistics of one feature, gathered batch by batch. No TensorFlow."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,24 +24,24 @@ Column = Any  # an array with a row for each example, or a list of arrays or of 
 
 @dataclass(frozen=True)
 class FeatureStats:
-    """Statistics of a feature over all examples.
+    """The statistics of a feature over all examples.
 
     Attributes:
-        dtype: its dtype; "string" for texts and bytes.
-        shape: sizes per example; None for any length.
-        count: examples that have a value: all that are neither null nor empty.
-        null: examples for which NAME_is_null is true; their values do not count.
-        empty: examples with a text or list of length 0.
-        values: the number of numbers or texts in all.
-        nan: numbers that are NaN.
-        infinite: numbers that are infinite.
+        dtype: the dtype; "string" for texts and bytes.
+        shape: the shape of the feature in one example; None for any length.
+        count: the number of examples with a value, which is neither null nor empty.
+        null: the number of examples for which NAME_is_null is true; their values do not count.
+        empty: the number of examples with a text or list of length 0.
+        values: the number of numbers or texts in all examples.
+        nan: the number of NaN values.
+        infinite: the number of infinite values.
         min: the smallest finite number.
         max: the largest finite number.
         mean: the mean of the finite numbers.
-        deviation: the standard deviation of the finite numbers, divided by their count.
-        lengths: min, max and mean of lengths: of lists, or of texts and pictures in bytes.
-        distinct: the number of different values of examples; an array is one value.
-        distinct_error: relative standard error of ``distinct``; 0 where it was counted.
+        deviation: the population standard deviation of the finite numbers.
+        lengths: the minimum, maximum and mean length: of lists in values, of texts and pictures in bytes.
+        distinct: the number of different values; an array is one value.
+        distinct_error: the relative standard error of ``distinct``; 0 if it was counted exactly.
     """
 
     dtype: str
@@ -62,7 +62,7 @@ class FeatureStats:
 
 
 class FeatureTally:
-    """The counts of a feature's values."""
+    """A gatherer of the statistics of one feature."""
 
     def __init__(self, feature: Feature) -> None:
         self.feature = feature
@@ -73,7 +73,7 @@ class FeatureTally:
         self.sampled: list[NDArray[np.float64]] = []
 
     def add(self, column: Column, numbers: NDArray[np.int64], is_null: NDArray[np.bool_] | None) -> Moments:
-        """Take in a feature of these examples; return the moments of its numbers."""
+        """Add a feature of these examples, and return the moments of its numbers."""
         if is_null is not None and is_null.any():
             self._null += int(is_null.sum())
             column, numbers = taken(column, ~is_null), numbers[~is_null]
@@ -96,7 +96,7 @@ class FeatureTally:
         return found
 
     def sample(self, column: Column) -> None:
-        """Keep a few numbers of each of these examples, or the lengths of texts."""
+        """Keep a few numbers of each of these examples, or the lengths of their texts."""
         if self.feature.dtype == TEXT:
             lengths = self._sizes(column)
             rows: Any = [] if lengths is None else lengths.reshape(-1, 1)
@@ -132,14 +132,14 @@ class FeatureTally:
 
 
 def taken(column: Column, kept: NDArray[np.bool_]) -> Column:
-    """The rows of a column for which `kept` is true."""
+    """Return the rows of a column for which `kept` is true."""
     if isinstance(column, np.ndarray):
         return column[kept]
     return [row for row, is_kept in zip(column, kept.tolist(), strict=True) if is_kept]
 
 
 def keys_of(feature: Feature, column: Column) -> NDArray[np.uint64]:
-    """The hash of each example's value."""
+    """Return the hash of each example's value."""
     if feature.dtype != TEXT and feature.shape == ():
         return number_hashes(np.asarray(column))
     if feature.dtype == TEXT and feature.shape == ():
@@ -148,7 +148,7 @@ def keys_of(feature: Feature, column: Column) -> NDArray[np.uint64]:
 
 
 def pieces_of(feature: Feature, column: Column, dtype: str | None = None) -> list[bytes]:
-    """A feature of each example as bytes, which are equal where the values are; numbers as those of a dtype."""
+    """Return a feature of each example as bytes, equal for equal values; a dtype casts numbers first."""
     if feature.dtype == TEXT:
         return [
             _prefixed([row] if feature.shape == () else list(np.asarray(row, object).reshape(-1))) for row in column
@@ -176,7 +176,7 @@ def _plain_numbers(values: NDArray[Any], dtype: str | None) -> NDArray[Any]:
 
 
 def _alike(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """All numbers have the same values, whatever their dtypes."""
+    """Return whether two arrays have the same values, whatever their dtypes."""
     with np.errstate(all="ignore"):
         back = other.astype(one.dtype)
     return bool((bits_of(back) == bits_of(one)).all())
@@ -190,14 +190,14 @@ def _prefixed(items: Sequence[bytes]) -> bytes:
 
 
 class LabelTally:
-    """Counts classes, up to a number of them."""
+    """A counter of classes, up to a number of them."""
 
     def __init__(self, feature: Feature) -> None:
         self._feature = feature
         self.counts: Counter[Any] | None = Counter() if has_classes(feature) else None
 
     def add(self, column: Column) -> Counter[Any]:
-        """Take in the labels of some examples; return how many have which."""
+        """Add the labels of some examples, and return the number of examples of each class."""
         found: Counter[Any] = Counter()
         if self.counts is None:
             return found

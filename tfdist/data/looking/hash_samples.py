@@ -31,7 +31,7 @@ _ROW = np.dtype(
 
 
 class HashSample:
-    """The different values, or a part of them."""
+    """The hashes of the different values, or of a sample of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -41,7 +41,7 @@ class HashSample:
         self._waiting = 0
 
     def add(self, keys: _Keys, numbers: NDArray[np.int64], labels: _Keys | None = None) -> None:
-        """Take in the value of each of these examples, and a hash of its label."""
+        """Add the value of each of these examples, and a hash of its label."""
         rows = np.zeros(len(keys), _ROW)
         rows["high"], rows["low"], rows["count"] = keys[:, 0], keys[:, 1], 1
         rows["first"] = rows["last"] = numbers
@@ -60,7 +60,7 @@ class HashSample:
             self._rows = self._rows[_inside(self._rows, self._depth)]
 
     def kept(self, depth: int = 0) -> NDArray[Any]:
-        """The kept values, sorted by their hashes."""
+        """Return the kept values, sorted by their hashes."""
         if self._pending:
             self._settle()
         return self._rows[_inside(self._rows, depth)] if depth > self._depth else self._rows
@@ -78,21 +78,21 @@ class HashSample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number; `error` is its relative standard error, 0 where it is exact."""
+    """A number and its relative standard error, `error`, which is 0 if the number is exact."""
 
     number: int
     error: float = 0.0
 
 
 def estimate(kept: int, depth: int, most: int) -> Estimate:
-    """The number of values of which so many were kept."""
+    """Estimate the number of different values from the number of kept ones."""
     if not depth:
         return Estimate(kept)
     return Estimate(kept << depth, _ERROR / max(1, min(kept, most)) ** 0.5)
 
 
 def shared(one: HashSample, other: HashSample) -> tuple[NDArray[Any], NDArray[Any], int]:
-    """The values that both have, as each has them, and the depth of both."""
+    """Return the common values of two samples, as each has them, and their common depth."""
     depth = max(one.depth, other.depth)
     ours, theirs = one.kept(depth), other.kept(depth)
     both = np.concatenate([ours, theirs])[["high", "low"]]
@@ -121,13 +121,13 @@ def _grouped(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def hashes(values: Iterable[Any]) -> _Keys:
-    """The hashes of bytes, or of what has a buffer."""
+    """Return the hashes of bytes, or of other objects with a buffer."""
     digests = b"".join(hashlib.blake2b(value, digest_size=16).digest() for value in values)
     return np.frombuffer(digests, "<u8").reshape(-1, 2).astype(np.uint64)
 
 
 def number_hashes(values: NDArray[Any]) -> _Keys:
-    """The hashes of single numbers, of which no two are alike; equal numbers of unlike dtypes are equal."""
+    """Return the hashes of single numbers: different for different numbers, equal for equal ones of other dtypes."""
     words = bits_of(values).reshape(-1)
     mixture = words ^ (words >> np.uint64(30))  # the finaliser of SplitMix64, which is a permutation
     mixture = mixture * np.uint64(0xBF58476D1CE4E5B9)
@@ -138,7 +138,7 @@ def number_hashes(values: NDArray[Any]) -> _Keys:
 
 
 def bits_of(values: NDArray[Any]) -> NDArray[np.uint64]:
-    """Numbers as 64 bits each, the same for equal ones: integers as int64, floats as float64."""
+    """Return numbers as 64 bits each, the same for equal numbers: integers as int64, floats as float64."""
     if values.dtype.kind == "f":
         wide = values.astype(np.float64) + 0.0  # -0.0 is 0.0
         return np.where(np.isnan(wide), np.nan, wide).view(np.uint64)

@@ -1,4 +1,4 @@
-"""Count, extremes, mean and deviation of numbers that come in pieces. Pure, in NumPy.
+"""The count, extremes, mean and deviation of numbers that come in pieces. Pure, in NumPy.
 
 Pieces are merged by the formula of T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for
 computing sample variances", 1979. Sums are of differences from one of the numbers. So numbers far from zero, such as
@@ -18,7 +18,7 @@ _MOST_EXACT = 1 << 63  # differences of integers below it fit into 64 bits
 
 @dataclass(frozen=True)
 class Moments:
-    """Counts, extremes and moments of numbers; `mean_offset` and `squares` are of the differences from `origin`.
+    """The counts, extremes and moments of numbers; `mean_offset` and `squares` are relative to `origin`.
 
     `count`, the extremes and the moments are of finite numbers; `nan` and `infinite` count the others.
     """
@@ -38,12 +38,12 @@ class Moments:
 
     @property
     def deviation(self) -> float | None:
-        """The root of the mean squared difference from the mean, as `numpy.std` has it."""
+        """The root of the mean squared difference from the mean, as `numpy.std` defines it."""
         return math.sqrt(max(0.0, self.squares) / self.count) if self.count else None
 
 
 def moments_of(values: NDArray[Any]) -> Moments:
-    """The moments of an array of booleans, integers or floats, of any shape."""
+    """Return the moments of an array of booleans, integers or floats, of any shape."""
     flat = np.asarray(values).reshape(-1)
     found = Moments()
     for begin in range(0, flat.size, _PIECE):
@@ -52,7 +52,7 @@ def moments_of(values: NDArray[Any]) -> Moments:
 
 
 def merged(one: Moments, other: Moments) -> Moments:
-    """The moments of the numbers of both."""
+    """Return the moments of the numbers of both arguments together."""
     nan, infinite = one.nan + other.nan, one.infinite + other.infinite
     if not one.count or not other.count:
         return replace(one if one.count else other, nan=nan, infinite=infinite)

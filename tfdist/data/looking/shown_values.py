@@ -45,18 +45,18 @@ def described(feature: Feature, value: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A number as JSON has it: NaN and the infinite are texts."""
+    """Return a number for JSON; NaN and infinite numbers become texts."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def class_name(feature: Feature, value: Any) -> str | None:
-    """The name of a class, if its feature names it."""
+    """Return the name of a class; None if its feature has no names."""
     is_number = isinstance(value, (int, np.integer))
     return feature.names[int(value)] if is_number and 0 <= int(value) < len(feature.names) else None
 
 
 def label_text(feature: Feature, value: Any) -> str:
-    """A label in a word: its name, its text, or its numbers."""
+    """Return a label in a word: its name, its text, or its numbers."""
     if feature.dtype == TEXT:
         items = [value] if feature.shape == () else list(np.asarray(value, object).reshape(-1))
         return ", ".join(bytes(item).decode(errors="replace") for item in items)
@@ -75,7 +75,7 @@ def _bytes(content: bytes) -> dict[str, Any]:
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """Return the result of `described` as a line for a terminal."""
+    """Return a result of `described` as a line for a terminal."""
     if "picture" in found:
         size = f", {found['size'][0]} x {found['size'][1]}" if "size" in found else ""
         return f"{found['picture']}{size}, {found['bytes']} bytes"
@@ -105,7 +105,7 @@ def _number(value: Any) -> str:
 
 
 def picture_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height by the first bytes of a PNG, GIF, BMP or JPEG; None where they do not say."""
+    """Return width and height from the first bytes of a PNG, GIF, BMP or JPEG; None if they do not have them."""
     try:
         kind = format_of(content)
         if kind == "PNG":
@@ -128,14 +128,14 @@ def picture_size(content: bytes) -> tuple[int, int] | None:
 
 
 def is_picture(feature: Feature, value: Any) -> bool:
-    """A value can be drawn: an encoded picture, or an array (height, width), with 1, 3 or 4 channels first or last."""
+    """Return whether a value can be drawn: an encoded picture, or a 2-D array, perhaps with 1, 3 or 4 channels."""
     if feature.dtype == TEXT:
         return feature.shape == () and bool(feature.is_image or format_of(bytes(value)))
     return pixels(np.asarray(value)) is not None
 
 
 def pixels(array: NDArray[Any]) -> NDArray[Any] | None:
-    """The array with its channels last, if it has any; None where it is no picture."""
+    """Return a picture's array with its channels, if any, last; None if the array is not a picture."""
     if array.ndim == 3 and array.shape[-1] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = np.moveaxis(array, 0, -1)
     is_one = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))

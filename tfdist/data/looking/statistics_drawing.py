@@ -63,7 +63,7 @@ def _range(feature: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in which Matplotlib finds no formula."""
+    """Return text in which Matplotlib finds no formula."""
     return text.replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""The position in an epoch, the global batches from there on, and the part of each worker, the same on all workers."""
+"""The position in an epoch, the global batches after it, and each worker's part of them, the same on all workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class Batches:
 
     @property
     def steps(self) -> int:
-        """Number of batches that are left."""
+        """The number of batches that are left."""
         left = max(0, self.examples - self.start)
         return left // self.global_batch_size if self.tail == "drop" else -(-left // self.global_batch_size)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """First position of a batch, and the end; positions beyond the epoch are padding."""
+        """Return the first position of a batch, and its end; positions beyond the epoch are padding."""
         begin = self.start + step * self.global_batch_size
         end = begin + self.global_batch_size
         return begin, end if self.tail == "pad" else min(end, self.examples)
@@ -47,7 +47,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class BatchChunk:
-    """Consecutive batches, of which the same number of rows is read.
+    """Consecutive batches with the same number of rows to read.
 
     `steps` and `rows` are int64 ``[batches]``; `ids` int64 and `weights` float32 (0 for padding) are ``[batches,
     rows]``; `slices` is int32 ``[batches, parts, 3]``: examples, first row and end of each part, from the first row
@@ -62,7 +62,7 @@ class BatchChunk:
 
 
 class BatchChunks:
-    """The batches of an epoch in chunks; a pure function of epoch, start and number."""
+    """The batches of an epoch in chunks, a pure function of epoch, start and number."""
 
     def __init__(
         self, order: Order, seed: int, batches: Callable[[int], Batches], share: Share, *, examples: int
@@ -79,7 +79,7 @@ class BatchChunks:
         return end - first
 
     def _alike(self, batches: Batches) -> int:
-        """Number of batches with as many rows as the first; the last one may have fewer, and is read alone."""
+        """Return the number of batches with as many rows as the first; a shorter last one is read alone."""
         if not batches.steps:
             return 0
         begin, end = batches.bounds(batches.steps - 1)
@@ -114,10 +114,10 @@ class BatchChunks:
 
 @dataclass
 class Position:
-    """The epoch that is read, and how many of its examples were consumed before its reading began (`start`).
+    """The epoch that is read, and the number of its examples that were consumed before its reading began (`start`).
 
-    `batches` were handed out since, if they are counted; `is_last`: the last of the epoch was; `is_uncounted`: an
-    iteration has begun whose batches are not counted.
+    `batches` is the number handed out since then, if they are counted. `is_last`: the last batch of the epoch was
+    handed out. `is_uncounted`: an iteration has begun whose batches are not counted.
     """
 
     epoch: int = 0
@@ -132,7 +132,7 @@ class Position:
         self.is_uncounted = False
 
     def begin(self, *, counted: bool) -> None:
-        """Begin an iteration: the next epoch if this one was read to its end, else the rest of this one."""
+        """Begin an iteration: over the next epoch if this one was read to its end, else over the rest of this one."""
         if self.is_last:
             self.epoch, self.start = self.epoch + 1, 0
         self.batches, self.is_last, self.is_uncounted = 0, False, not counted

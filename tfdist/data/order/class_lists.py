@@ -1,4 +1,4 @@
-"""The classes that examples have: one each, several, or none. Pure, in NumPy."""
+"""The classes of examples: one each, several, or none. Pure, in NumPy."""
 
 import hashlib
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ class ClassLists:
 
     @property
     def digest(self) -> str:
-        """Text that differs where examples have other classes."""
+        """A text that differs if examples have other classes."""
         rows = b"" if self.is_exclusive else np.ascontiguousarray(self.rows, "<i8").tobytes()
         return hashlib.sha256(rows + np.ascontiguousarray(self.places, "<i8").tobytes()).hexdigest()[:8]
 
     def members(self) -> list[_Ids]:
-        """The examples of each class, in rising order."""
+        """Return the examples of each class, in rising order."""
         order = np.argsort(self.places, kind="stable")
         return np.split(self.rows[order], np.cumsum(self.counts)[:-1])
 
@@ -54,7 +54,7 @@ class ClassLists:
 
 
 def class_lists(columns: Sequence[Any]) -> ClassLists:
-    """The classes by a label, or by several, each a column with a value for every example.
+    """Return the classes of examples from one label or several, each a column with a value for every example.
 
     A column is an array of single values; a list of arrays or texts, the classes of each example; or an array
     ``[examples, classes]`` of zeros and ones. Several labels make a class of each combination that occurs.
@@ -76,7 +76,7 @@ def class_lists(columns: Sequence[Any]) -> ClassLists:
 
 
 def entries_of(column: Any) -> tuple[_Ids, NDArray[Any]]:
-    """The classes of examples: the row of each entry, and its value."""
+    """Return the entries of a column of classes: the row of each entry, and its value."""
     if isinstance(column, np.ndarray) and column.dtype != object:
         if column.ndim == 1:
             return np.arange(len(column)), column

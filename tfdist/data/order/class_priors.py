@@ -1,4 +1,4 @@
-"""Shares of classes by their effective numbers, and the prior that a model then sees. Pure, in NumPy."""
+"""Shares of classes by their effective numbers, and the prior that a model sees with them. Pure, in NumPy."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _MOST_NUMBERS = 10_000  # of classes by their numbers; larger numbers are names
 
 
 def effective_shares(counts: Mapping[Any, int], beta: float) -> dict[Any, float]:
-    """Return a share for each class by its effective number of examples, between their counts and all alike.
+    """Return a share for each class from its effective number of examples, between proportional and equal shares.
 
     A model that reads in these shares learns from the same mean loss as one whose loss has the class-balanced weights
     of Cui et al.: ``(1 - beta) / (1 - beta ** n)`` for each example of a class of n. With ``beta=0`` each class has its
@@ -25,10 +25,10 @@ def effective_shares(counts: Mapping[Any, int], beta: float) -> dict[Any, float]
     counts by its number, and of far fewer, classes are alike.
 
     Args:
-        counts: how many examples each class has, as in ``tfdist.data.info(...).labels``.
-        beta: from 0 to below 1; the paper has 0.9 to 0.9999.
+        counts: the number of examples of each class, as in ``tfdist.data.info(...).labels``.
+        beta: the parameter of the paper, from 0 to below 1; the paper uses 0.9 to 0.9999.
     Returns:
-        The shares, 1 in all, which ``order`` of `tfdist.data.read` takes.
+        The shares, which add up to 1, for ``order`` of `tfdist.data.read`.
     Raises:
         ConfigError: there is no class, a count is negative, all are 0, or beta is out of range.
     Source:
@@ -57,15 +57,14 @@ def effective_shares(counts: Mapping[Any, int], beta: float) -> dict[Any, float]
 
 @dataclass(frozen=True)
 class Prior:
-    """The frequency of each class in the data and in what a model reads; they differ where an order has shares.
+    """The frequency of each class in the data and in what a model reads, which differ if an order has shares.
 
-    A model that is trained with shares unlike those of the world predicts by the shares of its training. `offsets`
-    corrects its logits.
+    A model predicts by the shares of its training, even if those of the world differ. `offsets` corrects its logits.
 
     Attributes:
         classes: the classes, in the order of logits: integers from 0 on, or texts in their order.
-        true: the share of the examples that has each class, float64.
-        seen: the share of the positions of an epoch that has each class, in the long run, float64.
+        true: the share of examples of each class, float64 ``[classes]``.
+        seen: the share of the positions of an epoch with each class, in the long run, float64 ``[classes]``.
         is_exclusive: whether each example has one class; otherwise a model has a sigmoid for each.
 
     Example:
@@ -95,13 +94,13 @@ class Prior:
         return found
 
     def corrected(self, logits: Any) -> Any:
-        """Return logits, of NumPy or TensorFlow, for the true prior.
+        """Return logits (NumPy or TensorFlow) corrected to the true prior.
 
         Args:
-            logits: of a model trained in the shares of `seen`, ``[..., classes]``; of two exclusive classes also
-                ``[..., 1]``, the logit of the second.
+            logits: the logits of a model trained in the shares of `seen`, ``[..., classes]``; for two exclusive classes
+                also ``[..., 1]``, the logit of the second class.
         Raises:
-            ConfigError: they are of another number of classes.
+            ConfigError: the logits have another number of classes.
         """
         logits = logits if hasattr(logits, "shape") else np.asarray(logits)
         offsets, width = self.offsets, logits.shape[-1] if len(logits.shape) else 0
@@ -119,9 +118,9 @@ class Prior:
 
 
 def prior_of(labels: ClassLists, of_examples: _Floats, *, count: int) -> Prior:
-    """The prior by the labels of the examples, and by how often each of these is read, 1 in all.
+    """Return the prior from the labels of the examples and the frequencies of reading them, which add up to 1.
 
-    `count` is the number of classes where a feature says it, else 0.
+    `count` is the number of classes if the feature states it, else 0.
     """
     known = [kind for kind in labels.classes if kind is not None]
     true = labels.counts / labels.examples

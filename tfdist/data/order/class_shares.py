@@ -158,12 +158,17 @@ def laid_out(before: Ids, after: Ids, spread: Ids) -> tuple[Ids, Ids]:
 
     ``spread`` is an even order of the values below the size of the window.
     """
-    counts = after - before
-    kinds = np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts)[spread]
+    counts, kinds = after - before, kinds_of(before, after, spread)
     turns = np.empty(len(kinds), np.int64)
     in_turn = np.arange(len(kinds)) + np.repeat(before + counts - np.cumsum(counts), counts)
     turns[np.argsort(kinds, kind="stable")] = in_turn  # of small integers by counting them
     return kinds, turns
+
+
+def kinds_of(before: Ids, after: Ids, spread: Ids) -> NDArray[Any]:
+    """The classes of `laid_out` alone."""
+    counts = after - before
+    return np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts)[spread]
 
 
 def spread(size: int, *key: int | str) -> Ids:

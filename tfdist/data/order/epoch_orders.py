@@ -91,17 +91,20 @@ def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[An
     which = np.repeat(np.arange(len(outside)), [len(part) for part in outside])
     if not which.size:
         return [values.astype(np.int64, copy=False) for values in found]
-    masks_of = np.array([one.masks for one in permutations], np.uint32)
+    masks_of = np.array([one.masks for one in permutations], np.uint32).T
     shifts = np.array([one.masks[1].bit_length() for one in permutations], np.uint64)
-    keys_of = np.array([one.keys for one in permutations], np.uint32)
+    keys_of = np.array([one.keys for one in permutations], np.uint32).T
     sizes = np.array([one.size for one in permutations], np.uint64)
+    is_alike = (masks_of == masks_of[:, :1]).all()  # numbers cost less than arrays of them
     values = np.concatenate([part[at] for part, at in zip(found, outside, strict=True) if len(at)])
-    walking = np.arange(len(values))
+    walking, again = np.arange(len(values)), values
     while walking.size:
         of = which[walking]
-        again = _network(values[walking], masks_of[of].T, shifts[of], keys_of[of].T)
+        widths: tuple[Any, Any] = (masks_of[:, 0], shifts[0]) if is_alike else (masks_of.take(of, axis=1), shifts[of])
+        again = _network(again, *widths, permutations[0].keys if len(permutations) == 1 else keys_of.take(of, axis=1))
         values[walking] = again
-        walking = walking[again >= sizes[of]]
+        is_outside = again >= sizes[of]
+        walking, again = walking[is_outside], again[is_outside]
     parts = np.split(values, np.cumsum([len(part) for part in outside])[:-1])
     for whole, at, part in zip(found, outside, parts, strict=True):
         whole[at] = part

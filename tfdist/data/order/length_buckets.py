@@ -1,4 +1,4 @@
-"""An order in which neighbours have near lengths, each example once in an epoch."""
+"""An order in which neighbours have similar lengths, each example once in an epoch."""
 
 import hashlib
 from functools import lru_cache
@@ -12,10 +12,10 @@ _BLOCKS = 64  # in a window
 
 
 class Bucketed:
-    """Blocks of examples of near lengths.
+    """An order of blocks of examples with similar lengths.
 
     The permuted examples of a window are sorted by their lengths and cut into blocks, and the blocks are permuted. So a
-    batch of a block's size has near lengths, and batches of short and long examples are mixed. The last block of an
+    batch of a block's size has similar lengths, and batches of short and long examples are mixed. The last block of an
     epoch may be short; it stays at the end.
     """
 
@@ -50,7 +50,7 @@ class Bucketed:
 
 
 def block_of(name: object) -> int | None:
-    """The size of the blocks of an order that a state names; None for other orders."""
+    """Return the block size of a bucketed order that a state names; None for other orders."""
     kind, _, rest = str(name).partition(":")
     size = rest.partition("x")[0]
     return int(size) if kind == "bucket" and size.isdigit() and int(size) > 0 else None

@@ -7,13 +7,13 @@ sources halves the set of them, and each node gives a child a fixed share of its
 import bisect
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.order.class_shares import laid_out, levels_of, met_of, spread
+from tfdist.data.order.class_shares import kinds_of, laid_out, levels_of, met_of, spread
 from tfdist.data.order.epoch_orders import Full, Ids, Order, Permutation, Sequential, permuted, round_keys
 from tfdist.errors import ConfigError
 
@@ -41,6 +41,7 @@ class Schedule:
         for phase, (begin, end) in enumerate(zip(self._starts[:-1], self._ends[:-1], strict=True)):
             self._before.append(self._before[-1] + self._inside(phase, end - begin))
         self._window = lru_cache(maxsize=8)(self._laid_out)
+        self._kinds_of = lru_cache(maxsize=8)(self._kinds)
 
     def met(self, position: int) -> Ids:
         """Return the number of times that each source has come before a position, int64 ``[sources]``."""
@@ -63,14 +64,36 @@ class Schedule:
                 at += count
         return kinds, turns
 
+    def run(self, seed: int, lap: int, begin: int, count: int) -> tuple[Ids, Ids]:
+        """The sources of positions that follow each other, and how often each has come before them, ``[sources]``."""
+        parts, first, at = [], None, begin
+        while at < begin + count:
+            phase = bisect.bisect_right(self._starts, at) - 1
+            window, place = divmod(at - self._starts[phase], self._size)
+            kinds, before = self._kinds_of(seed, lap, phase, window)
+            if first is None:
+                first = before + np.bincount(kinds[:place], minlength=self.sources)
+            parts.append(kinds[place : place + min(begin + count, self._ends[phase]) - at])
+            at += len(parts[-1])
+        assert first is not None
+        return np.concatenate(parts), first
+
     def _met_inside(self, phase: int, positions: int) -> Ids:
         return met_of(self._levels[phase], positions, "sources", phase)[: self.sources]
 
     def _laid_out(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids]:
+        before, after, order = self._bounds(seed, lap, phase, window)
+        return laid_out(before, after, order)
+
+    def _kinds(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids]:
+        before, after, order = self._bounds(seed, lap, phase, window)
+        return kinds_of(before, after, order), before
+
+    def _bounds(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids, Ids]:
         begin, last = window * self._size, self._ends[phase] - self._starts[phase]
         end = min(begin + self._size, last)
         before, after = (self._before[phase] + self._inside(phase, at) for at in (begin, end))
-        return laid_out(before, after, _spread(end - begin, seed, lap, phase, window))
+        return before, after, _spread(end - begin, seed, lap, phase, window)
 
 
 def _spread(size: int, seed: int, *window: int) -> Ids:
@@ -143,15 +166,10 @@ class Mixed:
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         positions = np.asarray(positions, np.int64)
-        if self._runs_on:
-            kinds, turns = self._schedule.at(seed, 0, positions + epoch * self.examples)
-        else:
-            kinds, turns = self._schedule.at(seed, epoch, positions)
         found = np.empty_like(positions)
         full: list[tuple[Permutation, Ids, Ids, int]] = []  # computed together
-        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
-            order, here, first = self._orders[kind], np.flatnonzero(kinds == kind), self._begins[kind]
-            mine = turns[here]
+        for kind, here, mine in self._turns(seed, epoch, positions):
+            order, first = self._orders[kind], self._begins[kind]
             of_source = int(round_keys("source", seed, kind)[0])
             low, high = int(mine.min()) // order.examples, int(mine.max()) // order.examples
             for lap in range(low, high + 1):
@@ -166,6 +184,24 @@ class Mixed:
         for (_, _, here, first), ids in zip(full, values, strict=True):
             found[here] = first + ids
         return found
+
+    def _turns(self, seed: int, epoch: int, positions: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+        """Each source that some positions have, which of them it has, and the number of its turn at each."""
+        lap, shift = (0, epoch * self.examples) if self._runs_on else (epoch, 0)
+        if len(positions) < 2 or (np.diff(positions) != 1).any():
+            kinds, turns = self._schedule.at(seed, lap, positions + shift)
+            for kind in np.flatnonzero(np.bincount(kinds)).tolist():
+                here = np.flatnonzero(kinds == kind)
+                yield kind, here, turns[here]
+            return
+        # positions follow each other, so the turns of a source do as well
+        kinds, first = self._schedule.run(seed, lap, int(positions[0]) + shift, len(positions))
+        order, counts = np.argsort(kinds, kind="stable"), np.bincount(kinds, minlength=len(first))
+        ends = np.cumsum(counts)
+        for kind in np.flatnonzero(counts).tolist():
+            begin = int(first[kind])
+            here = order[ends[kind] - counts[kind] : ends[kind]]
+            yield kind, here, np.arange(begin, begin + len(here))
 
 
 class Chosen:

@@ -37,7 +37,7 @@ class Roles:
         return self.label if isinstance(self.label, tuple) else () if self.label is None else (self.label,)
 
     def require(self, features: Mapping[str, Any]) -> None:
-        """Refuse roles that these features, which have a dtype, cannot have."""
+        """Refuse roles that do not suit these features, which have dtypes."""
         named = [("label", name) for name in self.labels]
         named += [*(("inputs", name) for name in self.inputs), *([("weight", self.weight)] if self.weight else [])]
         there = ", ".join(map(repr, features))
@@ -55,7 +55,7 @@ class Roles:
             )
 
     def element(self, found: Mapping[str, Any], padding: tf.Tensor | None) -> Any:
-        """(x, y), (x, y, weight) or x."""
+        """Return (x, y), (x, y, weight) or x."""
         if PAIR in found:
             return self._pair(found[PAIR], padding)
         self.require(found)
@@ -97,7 +97,7 @@ def _without_label(origin: str) -> ConfigError:
 
 
 def roles(label: Any, inputs: Any, weight: Any, *, origin: str, default_label: str | None = None) -> Roles:
-    """The roles that a user gave; ``default_label`` is the one that the directory names."""
+    """Return the roles that a user gave; ``default_label`` is the label that the directory names."""
     if isinstance(label, (set, Mapping)) or (isinstance(label, (list, tuple)) and len(set(label)) < max(1, len(label))):
         raise validation.mismatch(
             "label",
@@ -145,7 +145,7 @@ def pads_of(pad: Any) -> Pads:
 
 
 def padded(found: Mapping[str, Any], pads: Pads, failures: Failures) -> dict[str, Any]:
-    """The features of a batch, with these lists padded to one length; a longer list is an error."""
+    """Return the features of a batch, with these lists padded to one length; a longer list is an error."""
     features = dict(found)
     for name, (lengths, value) in pads.items():
         given = features.get(name)

@@ -18,7 +18,7 @@ _LARGEST_PART = 0.8  # of what is free
 
 
 class DecodedCache:
-    """An array per feature with a place for each example."""
+    """A cache of decoded examples: an array for each feature, with a place for each example."""
 
     def __init__(self, where: str | os.PathLike[str], examples: int) -> None:
         self._where = where
@@ -31,7 +31,7 @@ class DecodedCache:
     def through(
         self, ids: tf.Tensor, decode: Callable[[tf.Tensor], tuple[dict[str, Any], tf.Tensor]]
     ) -> tuple[dict[str, Any], tf.Tensor]:
-        """Decoded examples and which are sound: from the cache if it has all of them, else decoded, and kept."""
+        """Return examples and a mask of the sound ones: from the cache if it has all of them, else decoded and kept."""
         function = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
         traced = function.get_concrete_function().structured_outputs
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced)

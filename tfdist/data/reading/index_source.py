@@ -1,4 +1,4 @@
-"""Index files of other writers, so that they are read without another pass over them."""
+"""The indexing of files of other writers, so that they are read without another pass over them."""
 
 import os
 from collections.abc import Mapping
@@ -38,20 +38,22 @@ def index(
     same ``directory`` finds them there.
 
     Args:
-        directory: where the files are; a path or an fsspec URL, of a folder, or of files in one by a wildcard.
-        schema: what each example consists of. Default: what all examples show; arrays stored as bytes look like text.
+        directory: the path or fsspec URL of a folder, or of files in a folder by a wildcard.
+        schema: the features of each example. Default: inferred from all examples; arrays stored as bytes look like
+            text.
         label: the feature to learn. Default: "label" if there is one.
-        exists: what to do with a directory that has a manifest: "raise", or "overwrite" it (not the examples).
-        split: the one to take if the names of the files say several: "train".
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
-            of hubs. Default: they are refused.
+        exists: the treatment of a directory that has a manifest: "raise" an error, or "overwrite" the manifest (not the
+            examples).
+        split: the split to index, such as "train", if the names of the files state several.
+        storage_options: options of fsspec's driver, such as ``{"anon": True}``; for URLs only.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
     Returns:
         The manifest.
     Raises:
-        ConfigError: there are no TFRecord files; they have names that cannot be kept; they are of several splits;
-            examples differ in their features, or are tf.train.SequenceExample. An option is for TFRecord files, and
-            the files are others.
+        ConfigError: there are no TFRecord files; their names cannot be kept; they belong to several splits; examples
+            differ in their features, or are tf.train.SequenceExample; or an option for TFRecord files is given for
+            other files.
         CorruptDataError: a record is corrupt, or does not fit the schema.
 
     Example:

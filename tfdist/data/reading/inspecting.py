@@ -20,7 +20,7 @@ _MOST_LABELS = 10_000  # more are no classes
 
 @dataclass(frozen=True)
 class Bar:
-    """The number of examples with a size from ``start`` to below ``stop``, in bytes."""
+    """A bar of a histogram: the number of examples with a size from ``start`` to below ``stop``, in bytes."""
 
     start: int
     stop: int
@@ -34,17 +34,18 @@ class Info:
     Attributes:
         url: the directory.
         layout: the way in which examples are read: fixed, extent or generic.
-        revision: 1 as written; each repair, and each overwriting, makes the next.
-        digest: differs when the examples do.
+        revision: the revision: 1 as written, and one more for each repair and each overwriting.
+        digest: a text that differs if the examples do.
         examples: the number of examples.
-        bytes: the size of all shards.
-        index_bytes: the size of all indices.
-        shards: file, examples and bytes of each shard.
-        balance: bytes of the largest shard, as a multiple of the mean.
-        schema: dtype, shape and encoding of each feature.
-        label: the feature that is learnt.
-        sizes: the number of examples by size; the last bar includes its end.
-        labels: value (or name, where it has one) -> examples; None where the label is no integer, or has very many.
+        bytes: the size of all shards in bytes.
+        index_bytes: the size of all indices in bytes.
+        shards: the file name, number of examples and size in bytes of each shard.
+        balance: the size of the largest shard, as a multiple of the mean size.
+        schema: the dtype, shape and encoding of each feature.
+        label: the feature to learn; None if there is none.
+        sizes: a histogram of the examples' sizes; the last bar includes its end.
+        labels: class (its name, if it has one, else its value) -> number of examples; None if the label is not an
+            integer, or has very many values.
     """
 
     url: str
@@ -62,11 +63,11 @@ class Info:
     labels: Mapping[str, int] | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the description as JSON for programs."""
         return asdict(self)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw sizes, shards and labels into a picture, whose name says its format.
+        """Draw sizes, shards and labels into a picture, whose extension sets the format.
 
         Raises:
             MissingDependencyError: Matplotlib is missing.
@@ -102,16 +103,16 @@ def info(
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
 ) -> Info:
-    """Return what a directory holds.
+    """Return a description of the content of a directory.
 
     Args:
-        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        directory: a directory that `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        storage_options: options of fsspec's driver, such as ``{"anon": True}``; for URLs only.
         follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
             of DVC and of hubs. Default: they are refused.
     Raises:
         ConfigError: there is no manifest.
-        CorruptDataError: manifest, index or the size of a shard cannot be trusted.
+        CorruptDataError: the manifest, an index or the size of a shard cannot be trusted.
 
     Example:
         >>> import tempfile, numpy as np, tfdist

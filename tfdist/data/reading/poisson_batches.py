@@ -16,18 +16,19 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class PoissonBatches(Wrapped):
-    """A `tf.data.Dataset` whose batches have each example with one probability, independently of all others.
+    """A `tf.data.Dataset` whose batches contain each example with the same probability, independently of all others.
 
     Args:
-        examples: how many there are.
+        examples: the number of examples.
         global_batch_size: the expected number of examples of a batch.
-        seed: of the samples.
-        take: makes a batch of the numbers of its examples, int64 ``[rows]``, and a key of random numbers.
+        seed: the seed of the samples.
+        take: a function that makes a batch from the numbers of its examples, int64 ``[rows]``, and a key for random
+            numbers.
 
     Attributes:
-        examples: how many there are.
-        rate: the probability with which an example is in a batch.
-        steps: the number of batches in an iteration.
+        examples: the number of examples.
+        rate: the probability that a batch contains an example.
+        steps: the number of batches in one iteration.
 
     Example:
         >>> import numpy as np, tfdist
@@ -55,7 +56,7 @@ class PoissonBatches(Wrapped):
         return keys.take(self.steps).map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
 
     def cardinality(self) -> tf.Tensor:
-        """Return the number of batches, int64 scalar."""
+        """Return the number of batches, an int64 scalar."""
         return tf.constant(self.steps, tf.int64)
 
     def __len__(self) -> int:
@@ -69,18 +70,19 @@ def poisson(data: Any, *, global_batch_size: int | None = None, seed: int | None
     batches differ in size, and one may be empty. An iteration has as many batches as an epoch; in it an example may
     occur several times, or never.
 
-    Guaranteed: with a seed, the same batches on any number of workers and when the program runs again.
+    Guaranteed: a seed gives the same batches on any number of workers, and each time the program runs.
 
     Args:
-        data: an array, or arrays in a tuple or dict as `fit` takes batches of them, such as ``(x, y)``. Or what
-            `tfdist.data.read` returns; its order and tail do not matter.
-        global_batch_size: the expected number of examples of a batch, over all replicas. Default: that of the reading.
-        seed: of the samples. Default: a secret one. Several workers need the same seed; whoever knows it knows who was
-            in which batch, for which the privacy that is accounted does not hold.
+        data: an array, or a tuple or dict of arrays whose batches `fit` takes, such as ``(x, y)``; or a result of
+            `tfdist.data.read`, whose order and tail do not matter.
+        global_batch_size: the expected number of examples of a batch, over all replicas. Default: the batch size of the
+            reading.
+        seed: the seed of the samples. Default: a secret one. Several workers need the same seed. It reveals which
+            examples each batch has, so the accounted privacy does not hold against anyone who knows it.
     Returns:
         A dataset of batches of varying size.
     Raises:
-        ConfigError: arrays have unlike numbers of rows, or fewer rows than the batch size.
+        ConfigError: arrays have different numbers of rows, or fewer rows than the batch size.
 
     Example:
         >>> import numpy as np, tfdist

@@ -30,6 +30,7 @@ from tfdist.errors import ConfigError, TfdistError
 
 _PREFETCHED = 2  # batches
 _MOST_AT_ONCE = 16
+_LARGE_BATCH = 1 << 20  # bytes
 _EARLY = 2  # chunks of batches that are prepared at once
 
 Features = dict[str, Any]
@@ -88,7 +89,7 @@ class Pipeline:
             self._reader = tensor_columns.ByOps(fetcher, native, fetcher.source.paths)
         else:
             self._reader = tensor_columns.ByNumpy(fetcher)
-            if self._reader.examples < 2 * global_batch_size:  # to cut up one batch would be a copy for nothing
+            if self._reader.mean_bytes * global_batch_size > _LARGE_BATCH:  # to cut up several costs more than a call
                 self._reader = tensor_columns.WhenAsked(fetcher)
 
     def batches(self, start: int = 0) -> batch_positions.Batches:

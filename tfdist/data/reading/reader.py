@@ -62,60 +62,64 @@ def read(
     slice of every global batch; elsewhere the dataset yields whole global batches.
 
     Args:
-        directory: what `tfdist.data.write` made; a path or an fsspec URL. Or TFRecord files of other writers: a folder,
-            one file, or several by a wildcard, also compressed by GZIP or ZLIB. Their schema is inferred from all
-            records when they are first read, and logged; see `tfdist.data.index`. Or a list of directories, or what
-            `tfdist.data.open`, `tfdist.data.select` or `tfdist.data.mix` returned.
-        global_batch_size: examples of a batch, over all replicas.
-        seed: of the order, and of augmentation.
-        order: "full" permutes all examples, anew in each epoch; "block" permutes blocks of neighbours and mixes the
-            examples of 64 blocks, for object stores and spinning disks; "none" keeps the order of writing; "balanced"
-            gives each class of ``label`` the same share; a mapping of classes to weights gives them theirs. With the
-            last two an epoch has as many examples as there are, some more than once. The label is then one integer or
-            text, a list of these, a 0 or 1 for each class, or several labels, of which each combination is a class.
-        tail: what becomes of a last batch with fewer examples: "pad" fills it with examples of weight 0, so that all
+        directory: a directory that `tfdist.data.write` made; a path or an fsspec URL. Or TFRecord files of other
+            writers: a folder, one file, or several by a wildcard, also compressed with GZIP or ZLIB. Their schema is
+            inferred from all records when they are first read, and logged; see `tfdist.data.index`. Or a list of
+            directories, or a result of `tfdist.data.open`, `tfdist.data.select` or `tfdist.data.mix`.
+        global_batch_size: the number of examples of a batch, over all replicas.
+        seed: the seed of the order and of augmentation.
+        order: the order of the examples. "full" permutes all examples, anew in each epoch; "block" permutes blocks of
+            neighbours and mixes the examples of 64 blocks, for object stores and spinning disks; "none" keeps the order
+            of writing; "balanced" gives each class of ``label`` the same share; a mapping of classes to weights gives
+            each class its share. With the last two, an epoch has as many positions as there are examples, and some
+            examples occur more than once. The label is then one integer or text, a list of these, a 0 or 1 for each
+            class, or several labels, whose combinations are the classes.
+        tail: the treatment of a last batch with fewer examples: "pad" fills it with examples of weight 0, so that all
             batches have one shape; "drop" leaves it out; "keep" yields it as it is. Default: "pad" with a label, "keep"
-            where nothing has a weight.
-        bucket_by: puts examples of near lengths into a batch: a list or text of any length, or the name of an integer
-            that says the length. In 64 batches at a time, permuted examples are sorted by length, and the batches
-            permuted. The order must be "full".
-        label: the feature to learn, or a list of features, which make y a dict. Default: the one that the directory
-            names; without any, batches are x alone.
-        inputs: the features that are x, a dict unless it is one. Default: all but label and weight.
-        weight: the feature that is the sample weight.
+            if there is no weight.
+        bucket_by: the feature by which batches get examples of similar lengths: a list or text of any length, or an
+            integer that states the length. Permuted examples are sorted by length in windows of 64 batches, and these
+            batches are permuted. The order must be "full".
+        label: the feature to learn, or a list of features, which makes y a dict. Default: the label that the directory
+            names; without a label, batches are x alone.
+        inputs: the features that make x: one name, or several for a dict. Default: all but label and weight.
+        weight: the feature with the sample weight.
         decode: a deterministic function of an example's features (a dict of tensors) that returns its features, such as
             a decoded and resized picture. An array whose first dimension is unknown becomes a ragged one.
         augment: a function of an example's features and of a seed (int32 ``[2]``, for `tf.image.stateless_*` and
             `tf.random.stateless_*`) that returns its features. The seed follows from (seed, epoch, example), so results
             do not depend on workers. The last of these functions may also return ``(x, y)`` or ``(x, y, weight)`` of
             any structure.
-        pad: lengths to which lists and ragged arrays are padded with 0, by feature; or ``(length, value)``. A list of
-            lengths pads to the smallest one that fits the rows that are read together. A longer list is an error.
-        cache: keeps the results of ``decode``, in "memory" or in a folder on a local disk.
-        on_corrupt: "raise"; or "skip" a corrupt example with a line in the log: another replaces it with weight 0, so
-            that the number of steps stays; or "verify" every record before anything is read. An example for which
-            ``decode`` or ``augment`` raises an error is corrupt, too.
-        verify: whether checksums are checked "first", when a record is first read, "always", or "never".
-        device: prefetch batches into the memory of this device ("/gpu:0"). Under a tfdist strategy it does nothing.
-        state: where to resume: what `Reading.state` returned.
-        resume: which examples a state goes on with if the directory was appended to since: the "same" that it had, or
-            at the beginning of an epoch the "newest", which are all.
-        remote_cache: keeps blocks of remote files. Default: 1 GiB in memory.
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
-            of hubs. Default: they are refused.
-        records: what the records of TFRecord and ArrayRecord files are: "examples", "sequences" or "raw"; see
+        pad: the length to which each list or ragged array is padded with 0, by feature; or ``(length, value)``. With a
+            list of lengths, rows that are read together are padded to the smallest length that fits. A longer list is
+            an error.
+        cache: the place for results of ``decode``: "memory", or a folder on a local disk. Default: none are kept.
+        on_corrupt: the treatment of a corrupt example: "raise" an error; "skip" it with a line in the log, and replace
+            it by another one with weight 0, so that the number of steps stays; or "verify" every record before anything
+            is read. An example for which ``decode`` or ``augment`` raises an error is corrupt, too.
+        verify: the time at which checksums are verified: "first", when a record is first read, "always", or "never".
+        device: the device into whose memory batches are prefetched ("/gpu:0"). It has no effect under a tfdist
+            strategy.
+        state: the position to resume from, a result of `Reading.state`.
+        resume: the examples to resume with if the directory was appended to since ``state``: the "same" ones as then,
+            or, at the beginning of an epoch, the "newest", which means all.
+        remote_cache: the cache for blocks of remote files. Default: 1 GiB in memory.
+        storage_options: options of fsspec's driver, such as ``{"anon": True}``; for URLs only.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
+        records: the kind of records in TFRecord and ArrayRecord files: "examples", "sequences" or "raw"; see
             `tfdist.data.open`.
-        ops: whether the compiled reader is used. Default: if it can be compiled and TFDIST_NATIVE is not 0.
+        ops: whether to use the compiled reader. Default: True if it can be compiled and TFDIST_NATIVE is not 0.
     Returns:
-        A dataset of (x, y, weight); without weight if nothing can have the weight 0 and none is named; x alone without
-        a label.
+        A dataset of (x, y, weight). It has no weight if none is named and no example can have the weight 0, and only x
+        without a label.
     Raises:
         ConfigError: an argument cannot be used; there is no such directory or feature; ``decode`` or ``augment`` does
             not return a dict of dense tensors.
-        CorruptDataError: manifest or index cannot be trusted, or a shard is not the one that the manifest describes. A
-            corrupt or undecodable example raises it in iterations and in `fit`.
-        DataChangedError: in iterations and in `fit`: the directory was overwritten or repaired since it was opened.
+        CorruptDataError: the manifest or an index cannot be trusted, or a shard is not the one that the manifest
+            describes. A corrupt or undecodable example raises it during iteration and in `fit`.
+        DataChangedError: the directory was overwritten or repaired since it was opened; raised during iteration and in
+            `fit`.
 
     Example:
         >>> import tempfile, numpy as np, tfdist
@@ -201,7 +205,7 @@ def read(
 
 
 def _order(view: View, manifest: Manifest, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
-    """The order of the examples of a view that a manifest has; others were appended to these."""
+    """Return the order of those examples of a view that a manifest has; the others were appended later."""
     if view.mixture is None:
         view = _first_of(view, manifest)
         inner = _order_of(view, manifest, min(len(view), manifest.examples), order, label)
@@ -218,7 +222,7 @@ def _order(view: View, manifest: Manifest, order: Any, label: str | tuple[str, .
 
 
 def _first_of(view: View, manifest: Manifest) -> View:
-    """The chosen examples of a view that a manifest has; they have the first numbers."""
+    """Return those examples of a view that a manifest has; they have the first numbers."""
     return view if view.ids is None else View(view.examples, view.ids[view.ids < manifest.examples], view.mixture)
 
 
@@ -261,7 +265,7 @@ def _bucketed(view: View, manifest: Manifest, order: Any, name: str, block: int)
 
 
 def _prior(view: View, default: str | tuple[str, ...] | None, order: epoch_orders.Order, label: str | None) -> Prior:
-    """The prior of a label under an order of the view, perhaps of before something was appended."""
+    """Return the prior of a label under an order of the view, which may be older than appended examples."""
     name = label or default
     if not isinstance(name, str):
         what = f"there are the labels {', '.join(map(repr, default))}" if default else "no label is known"

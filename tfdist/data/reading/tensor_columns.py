@@ -154,8 +154,8 @@ class ByNumpy:
             (tf.float32, []),
         ]
         manifest = fetcher.examples.manifest
-        mean = max(1, manifest.total_bytes // max(1, manifest.examples))
-        self.examples = min(_EARLY_EXAMPLES, max(1, _EARLY_BYTES // mean))
+        self.mean_bytes = max(1, manifest.total_bytes // max(1, manifest.examples))
+        self.examples = min(_EARLY_EXAMPLES, max(1, _EARLY_BYTES // self.mean_bytes))
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
         columns, sound = self._fetcher(ids)

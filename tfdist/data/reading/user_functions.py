@@ -1,7 +1,7 @@
-"""A user's `decode` and `augment` on each example of a batch, and the examples that they cannot decode.
+"""The application of a user's `decode` and `augment` to each example of a batch, and the handling of their errors.
 
-A graph cannot catch an error, but a dataset can: a batch is a dataset of one element, followed by a second one that is
-made without the faulty examples. It is asked for only if the first is an error.
+A graph cannot catch an error, but a dataset can. A batch is a dataset of one element, followed by a second one that is
+made without the faulty examples; the second is computed only if the first is an error.
 """
 
 import logging
@@ -30,7 +30,7 @@ _one_by_one = tf.autograph.experimental.do_not_convert
 
 
 def mapped(name: str, function: Callable[..., Features], found: Features, *more: tf.Tensor, is_last: bool) -> Features:
-    """The features that a function makes of each example of a batch; its result is checked before anything is read.
+    """Apply a function to the features of each example of a batch; its result is checked before anything is read.
 
     The last function may return (x, y) or (x, y, weight) instead, which become the feature `PAIR`.
     """
@@ -101,7 +101,7 @@ def either(first: Callable[..., Any], second: Callable[..., Any], arguments: tup
 
 
 class Search:
-    """Finds the examples of a batch that cannot be decoded, one by one, and their replacements."""
+    """The search for the examples of a batch that cannot be decoded, one by one, and for their replacements."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Search:
         self._stand_in: int | None = None
 
     def __call__(self, ids: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Numbers and seeds of the examples to read instead, and float32 1 where they are those asked for."""
+        """Return numbers and seeds of the examples to read instead, and a float32 mask of the unchanged ones."""
         found = tf.numpy_function(
             self._fetcher.failures.noted(self._found), [ids, seeds], [tf.int64, tf.int32, tf.float32]
         )

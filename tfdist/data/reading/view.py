@@ -1,4 +1,4 @@
-"""The examples to read, as one thing: a directory, several, files of other libraries, or some of their examples."""
+"""A single view of the examples to read: a directory, several, files of other libraries, or some of their examples."""
 
 import glob
 import os
@@ -29,7 +29,7 @@ Source = Any  # a path, a URL, a list of them, `Examples` or a `View`
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Shares of sources: how many examples each has, by its name, and what `Schedule` and `Mixed` take."""
+    """The shares of sources: the number of examples of each, by name, and the arguments of `Schedule` and `Mixed`."""
 
     sizes: Mapping[str, int]
     schedule: Schedule
@@ -38,17 +38,17 @@ class Mixture:
     name: str
 
     def order(self, orders: Sequence[Order]) -> Order:
-        """The order of the mixture, from the orders of its sources."""
+        """Return the order of the mixture, from the orders of its sources."""
         inner = ",".join(dict.fromkeys(order.name for order in orders))
         return Mixed(self.schedule, orders, self.stop, self.examples, f"mix:{inner}:{self.name}")
 
 
 class View:
-    """Some examples, by number: what `tfdist.data.select` and `tfdist.data.mix` return, and `tfdist.data.read` takes.
+    """Some examples, by number: a result of `tfdist.data.select` or `tfdist.data.mix`, for `tfdist.data.read`.
 
     Args:
-        examples: the directory, or several as one.
-        ids: the numbers of those that count, int64; None for all.
+        examples: the examples of a directory, or of several as one.
+        ids: the numbers of the examples that the view has, int64 ``[examples]``; None for all.
         mixture: the shares of sources; None for none.
 
     Example:
@@ -74,7 +74,7 @@ class View:
         return (self[place] for place in range(len(self)))
 
     def __getitem__(self, number: Any) -> Any:
-        """Return an example as a dict of values; of a slice, a list of them."""
+        """Return an example as a dict of values, or a list of examples for a slice."""
         if self.ids is None:
             return self.examples[number]
         if isinstance(number, slice):
@@ -86,10 +86,10 @@ class View:
         return f"View({len(self)} examples, {kind})"
 
     def of(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of these examples.
+        """Return the values that belong to these examples.
 
         Args:
-            values: one for each example of the directory.
+            values: a value for each example of the directory.
         """
         return values if self.ids is None else values[self.ids]
 
@@ -110,19 +110,21 @@ def open_directory(
     """Open a directory that `tfdist.data.write` has made, or TFRecord files of other writers.
 
     Args:
-        directory: its path or URL; of TFRecord files also of one, or with wildcards of several. These are indexed in
-            the user's cache when they are first opened, and a line in the log describes them. A list of directories, or
-            wildcards that match several, is all of their examples, one directory after the other.
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
+        directory: the path or URL of a directory, or of TFRecord files, also of a single one or of several by
+            wildcards. TFRecord files are indexed in the user's cache when they are first opened, and a line in the log
+            describes them. A list of directories, or wildcards that match several, gives all of their examples, one
+            directory after the other.
+        storage_options: options of fsspec's driver, such as ``{"anon": True}``; for URLs only.
         cache: a `tfdist.data.BlockCache` for remote directories.
-        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
-            of hubs. Default: they are refused.
-        records: what the records of TFRecord and ArrayRecord files are: "examples" of TensorFlow; "sequences",
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
+            of DVC and of hubs. Default: they are refused.
+        records: the kind of records in TFRecord and ArrayRecord files: "examples" of TensorFlow; "sequences",
             tf.train.SequenceExample, whose feature lists become features; or "raw" bytes, such as protocol buffers of
-            your own, which are then the feature ``record``.
-        revision: of a directory that was appended to: the examples that it had in this revision. Default: all.
+            your own, which become the feature ``record``.
+        revision: the revision of a directory that was appended to, whose examples are opened. Default: the newest, with
+            all examples.
     Raises:
-        ConfigError: there is no manifest in it, or it never had this revision.
+        ConfigError: the directory has no manifest, or never had this revision.
         CorruptDataError: the manifest cannot be trusted.
 
     Example:
@@ -183,7 +185,7 @@ def _require_each_once(directories: Sequence[Any], found: Sequence[Examples]) ->
 
 
 def _in_revision(newest: Manifest, revision: int | None) -> Manifest:
-    """Return a manifest, or the one from before something was appended."""
+    """Return a manifest, or the one of an earlier revision, before examples were appended."""
     if revision is None:
         return newest
     found = {manifest.revision: manifest for manifest in newest.generations()}
@@ -197,7 +199,7 @@ def _in_revision(newest: Manifest, revision: int | None) -> Manifest:
 
 
 def _matching(directory: Any) -> list[str]:
-    """The local directories with a manifest that a path with wildcards matches."""
+    """Return the local directories with a manifest that match a path with wildcards."""
     text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
     if not isinstance(text, str) or "://" in text or os.path.lexists(text) or not glob.has_magic(text):
         return []

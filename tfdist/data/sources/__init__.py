@@ -56,7 +56,7 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
         return open_table(examples, schema, options)
     if options.of_tables:
         raise ConfigError(
-            "nulls and null_masks are for tables (CSV, Parquet, tables in memory); leave them out.", name="nulls"
+            "nulls and null_masks are for tables (CSV, Parquet, Arrow, tables in memory); leave them out.", name="nulls"
         )
     if hasattr(examples, "element_spec"):
         from tfdist.data.sources.dataset_source import open_dataset

@@ -1,4 +1,4 @@
-"""Arrays in memory and in NumPy's files, examples first.
+"""Arrays in memory and in NumPy's files, with examples along the first axis.
 
 The members of an archive (.npz) are features; a single array (.npy) is one, named by its file. Nothing is unpickled. An
 .npy file is mapped into memory; an archive is loaded whole, once in every process that reads.
@@ -47,7 +47,7 @@ def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str,
 
 
 class Arrays:
-    """Examples in arrays, a `Source` that is pickled together with them."""
+    """Examples in arrays: a `Source` that is pickled together with the arrays."""
 
     seekable = True
 
@@ -66,7 +66,7 @@ class Arrays:
         )
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield blocks; what needs no other dtype is not copied."""
+        """Yield blocks; arrays that have the right dtype already are not copied."""
         end = min(self.count or 0, self.count or 0 if stop is None else stop)
         at = start
         while at < end:
@@ -94,7 +94,7 @@ def _sizes(schema: Schema, arrays: Mapping[str, NDArray[Any]], count: int) -> ND
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
-    """An array of the values, one per example; an array of objects for text and for lists of several lengths."""
+    """Return the values as an array, one per example: of objects for text and for lists of several lengths."""
     if is_masked(values):
         raise ConfigError(
             f"feature {name!r} has {np.ma.count_masked(values)} masked values; an example has a value for every "

@@ -1,4 +1,4 @@
-"""Files of records and texts that are compressed whole, recognized by their first bytes and not by their names."""
+"""Files of records and texts that are compressed as a whole, recognized by their first bytes and not by their names."""
 
 import contextlib
 import gzip
@@ -49,7 +49,7 @@ def _begins(head: bytes) -> bool:
 
 
 class _Inflated(io.RawIOBase):
-    """The content of a file compressed by zlib, or of several that were joined."""
+    """The content of a file compressed with zlib, or of several that were joined."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -78,7 +78,7 @@ class _Inflated(io.RawIOBase):
 
 @contextlib.contextmanager
 def unpacked(path: str, file: BinaryIO, kind: str = GZIP) -> Iterator[BinaryIO]:
-    """The content of a compressed file, from its beginning."""
+    """Open the content of a compressed file, from its beginning."""
     if kind not in (GZIP, ZLIB):
         yield file
         return

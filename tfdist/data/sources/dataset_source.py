@@ -1,4 +1,4 @@
-"""A `tf.data.Dataset`, in batches wherever its shapes allow it."""
+"""A `tf.data.Dataset` as a source, read in batches where its shapes allow it."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
@@ -78,13 +78,13 @@ class Batched:
 
 
 def _named(element: Any) -> dict[str, Any]:
-    """An element with names; those of tensorflow-io's Parquet datasets are bytes."""
+    """Return an element with names; the names of tensorflow-io's Parquet datasets are bytes."""
     names: Mapping[Any, Any] = named(element)
     return {name.decode() if isinstance(name, bytes) else name: value for name, value in names.items()}
 
 
 def _values(tensor: Any) -> Any:
-    """A batched tensor as NumPy sees it; a ragged one as a list of arrays."""
+    """Return a batched tensor as a NumPy array, a ragged one as a list of arrays."""
     if not isinstance(tensor, tf.RaggedTensor):
         return tensor.numpy()
     flat, ends = tensor.flat_values.numpy(), tensor.row_splits.numpy().tolist()
@@ -121,7 +121,7 @@ def _specs(element: Any) -> dict[str, Any]:
 
 
 def _is_known(spec: Any) -> bool:
-    """Elements can be batched: every dimension is known, or there is one."""
+    """Return whether elements can be batched: every dimension is known, or there is only one."""
     return bool(spec.shape.rank is not None and (spec.shape.is_fully_defined() or spec.shape.rank == 1))
 
 

@@ -18,6 +18,8 @@ from tfdist.errors import ConfigError, CorruptDataError, MissingDependencyError,
 _PATH = re.compile(r"(?P<file>.+\.(?:h5|hdf5|hdf|he5))(?::(?P<group>/.*))?", re.IGNORECASE)
 _CHUNK_CACHE_BYTES = 64 << 20  # of a dataset, so that a chunk is not decompressed for every block
 _ROWS_OF_UNKNOWN = 256
+_MOST_DEPTH = 8  # virtual datasets of virtual datasets
+_ENDLESS = (1 << 64) - 1  # bytes of an external file that may grow
 
 
 def split(path: str) -> tuple[str, str]:
@@ -46,7 +48,7 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
                 f"{path} has no dataset at this level; it has {_listed(inside)}. Name a group: {where}:/group",
                 path=path,
             )
-        _check_virtual(wanted, where)
+        _check_elsewhere(wanted, where)
         features = {name: _feature(name, item, path) for name, item in wanted.items()}
         lengths = {name: len(item) for name, item in wanted.items()}
     if len(set(lengths.values())) > 1:
@@ -89,13 +91,21 @@ class Hdf5:
             return
         with _opened(self._path) as file:
             group = file[self._group]
-            _check_virtual({name: group[name] for name in self.schema}, self._path)
+            _check_elsewhere({name: group[name] for name in self.schema}, self._path)
             for first in range(start, end, step):
                 last = min(first + step, end)
                 yield {
-                    name: column(name, feature, group[name][first:last], first, f" of {self._path}")
+                    name: column(name, feature, self._values(group, name, first, last), first, f" of {self._path}")
                     for name, feature in self.schema.items()
                 }
+
+    def _values(self, group: Any, name: str, first: int, last: int) -> Any:
+        try:
+            return group[name][first:last]
+        except OSError as error:  # a damaged chunk, or a file of a virtual dataset that is shorter
+            raise CorruptDataError(
+                f"{self._path}: examples {first} to {last - 1} of {name!r} cannot be read: {error}", path=self._path
+            ) from error
 
 
 def _feature(name: str, item: Any, path: str) -> Feature:
@@ -136,34 +146,69 @@ def _check_links(group: Any, path: str, schema: Schema | None) -> None:
         )
 
 
-def _check_virtual(datasets: dict[str, Any], path: str) -> None:
-    """Refuse virtual datasets with a missing part: HDF5 fills its rows with zeros and reports nothing."""
+def _check_elsewhere(datasets: dict[str, Any], path: str) -> None:
+    """Refuse datasets with a missing part in other files: HDF5 fills its rows with zeros and reports nothing."""
     for name, item in datasets.items():
-        for source in item.virtual_sources() if item.is_virtual else ():
-            if not _has_source(item.file, source, path):
-                raise ConfigError(
-                    f"{name!r} in {path} takes rows from dataset {source.dset_name!r} of {source.file_name}, which is "
-                    f"not there; HDF5 would return the fill value. Put the file beside {path}, or pass a schema "
-                    f"without {name!r}.",
-                    name=name,
-                    received=source.file_name,
-                    path=path,
-                )
+        if (lacking := _lacking(item, path, _MOST_DEPTH)) is not None:
+            file, what = lacking
+            raise ConfigError(
+                f"{name!r} in {path} takes values from {file}, {what}; HDF5 would return the fill value. Put the file "
+                f"beside {path}, or pass a schema without {name!r}.",
+                name=name,
+                received=file,
+                path=path,
+            )
 
 
-def _has_source(file: Any, source: Any, path: str) -> bool:
-    if source.file_name == ".":
-        return source.dset_name in file
-    if "%b" in source.file_name:  # a series of files, whose number follows from the files that there are
-        return True
-    if source_files.is_url(path):  # HDF5 looks for the file on this machine
-        return False
-    beside = os.path.join(os.path.dirname(path), source.file_name)
-    found = next((one for one in (beside, source.file_name) if os.path.isfile(one)), None)
+def _lacking(item: Any, path: str, depth: int) -> tuple[str, str] | None:
+    """A file that a dataset takes values from and that is not whole, and what is wrong with it."""
+    for file, offset, size in item.external or ():
+        found = file if os.path.isfile(file) else _elsewhere(file, path)
+        there = -1 if found is None else os.path.getsize(found)
+        if there < offset + (0 if size == _ENDLESS else size):
+            return file, "which is not there" if there < 0 else f"which has {there} bytes of {offset + size}"
+    for source in item.virtual_sources() if item.is_virtual and depth else ():
+        if source.file_name == ".":
+            file, inner = path, item.file.get(source.dset_name)
+            lacking = (file, f"whose dataset {source.dset_name!r} is not there") if inner is None else None
+            lacking = lacking or _lacking(inner, path, depth - 1)
+        elif "%b" in source.file_name:
+            lacking = _gap(source.file_name, path)
+        else:
+            lacking = _lacking_in(source.file_name, source.dset_name, path, depth)
+        if lacking is not None:
+            return lacking
+    return None
+
+
+def _lacking_in(file: str, dataset: str, path: str, depth: int) -> tuple[str, str] | None:
+    found = _elsewhere(file, path)
     if found is None:
-        return False
+        return file, "which is not there"
     with _opened(found) as other:
-        return source.dset_name in other
+        if dataset not in other:
+            return file, f"whose dataset {dataset!r} is not there"
+        return _lacking(other[dataset], found, depth - 1)
+
+
+def _elsewhere(file: str, path: str) -> str | None:
+    """The path of a file that an HDF5 file names, beside that one or from where the process is; None without one."""
+    if source_files.is_url(path):  # HDF5 looks for the file on this machine
+        return None
+    beside = os.path.join(os.path.dirname(path), file)
+    return next((one for one in (beside, file) if os.path.isfile(one)), None)
+
+
+def _gap(pattern: str, path: str) -> tuple[str, str] | None:
+    """The first missing file of a series, whose files HDF5 counts up to there."""
+    folder = os.path.dirname(os.path.join(os.path.dirname(path), pattern)) or "."
+    name = re.compile(re.escape(os.path.basename(pattern)).replace(re.escape("%b"), r"(\d+)"))
+    listed = os.listdir(folder) if os.path.isdir(folder) else []
+    numbers = {int(found[1]) for found in map(name.fullmatch, listed) if found}
+    first = next((number for number in range(len(numbers) + 1) if number not in numbers), 0)
+    if numbers and first > max(numbers):
+        return None
+    return pattern.replace("%b", str(first)), "which is not there"
 
 
 def _listed(group: Any) -> str:

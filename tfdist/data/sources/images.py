@@ -1,10 +1,10 @@
-"""A folder of pictures with one folder per class: the pictures' bytes as they are, and the number of their class.
+"""A folder of pictures with one folder per class, as a source of the pictures' bytes and the numbers of their classes.
 
     photos/cat/1.jpg        label 0
     photos/dog/a.png        label 1
 
-Folders are matched by name to the classes of a schema that has names: those of photos/test to the classes of
-photos/train. Examples are in the order of classes, then of file names. Hidden files are left out.
+Folders are matched by name to the classes of a schema that has names: the folders of photos/test, for instance, to the
+    classes of photos/train. Examples are in the order of classes, then of file names. Hidden files are left out.
 """
 
 import hashlib
@@ -105,7 +105,7 @@ class Images:
         self.identifies = all(entry.stamp for entry in found)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield blocks; a file that is no picture is an error with its path."""
+        """Yield blocks; a file that is not a picture raises an error with its path."""
         assert self.sizes is not None
         end = min(len(self._paths), len(self._paths) if stop is None else stop)
         at = start

@@ -14,7 +14,7 @@ from tfdist.data.sources.compressed_files import HEAD_BYTES
 from tfdist.data.sources.protocol import NONE, Options, Source, chained
 from tfdist.data.sources.source_files import head
 from tfdist.data.sources.stored_columns import widened
-from tfdist.data.sources.tables import partitions
+from tfdist.data.sources.tables import arrow_ipc, partitions
 from tfdist.data.sources.tables.arrow_table import UntoldError
 from tfdist.data.sources.tables.partitions import Keys
 from tfdist.errors import ConfigError
@@ -22,19 +22,20 @@ from tfdist.errors import ConfigError
 _ENDINGS = {
     "csv": r"\.(csv|tsv)(\.gz)?",
     "parquet": r"\.(parquet|pq)",
+    "arrow": r"\.(arrow|feather)",
     "hdf5": r"\.(h5|hdf5|hdf|he5)(:/.*)?",
     "npz": r"\.npz",
     "npy": r"\.npy",
     "tfrecords": r"\.tfrec(ord)?s?(-\d+-of-\d+)?(\.gz|\.zlib|\.z)?",
 }
 UNDERSTOOD = (
-    "CSV (.csv, .tsv, also .gz), Parquet (.parquet, .pq), HDF5 (.h5, .hdf5; file.h5:/group), NumPy (.npz, .npy), "
-    "TFRecord (.tfrecord, or any name: the first bytes tell, of GZIP and ZLIB, too), and folders with one folder of "
-    "pictures per class"
+    "CSV (.csv, .tsv, also .gz), Parquet (.parquet, .pq), Arrow (.arrow, .feather), HDF5 (.h5, .hdf5; file.h5:/group), "
+    "NumPy (.npz, .npy), TFRecord (.tfrecord, or any name: the first bytes tell, of GZIP and ZLIB, too), and folders "
+    "with one folder of pictures per class"
 )
 IMAGES = "images"
 TFRECORDS = "tfrecords"
-_TABLES = ("csv", "parquet")
+_TABLES = ("csv", "parquet", "arrow")
 
 
 def kind_of(path: str) -> str:
@@ -173,6 +174,8 @@ def _pictured(folders: Sequence[source_files.Entry]) -> bool:
 
 
 def _plainly(folder: str) -> list[Found]:
+    if not source_files.is_url(folder) and arrow_ipc.is_saved(folder):
+        return [Found("arrow", path) for path in arrow_ipc.saved_files(folder)]
     entries = source_files.entries(folder)
     by_kind = {kind: [Found(kind, path) for path in found] for kind, found in _by_kind(entries).items()}
     folders = [entry for entry in entries if entry.is_folder]
@@ -288,8 +291,8 @@ def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Opt
 def _need_tables(kind: str, found: Sequence[Found], options: Options) -> None:
     if options.of_tables or options.delimiter is not None:
         raise ConfigError(
-            f"nulls, null_masks and delimiter are for tables (CSV, Parquet, tables in memory); these are {kind}. Leave "
-            "them out.",
+            f"nulls, null_masks and delimiter are for tables (CSV, Parquet, Arrow, tables in memory); these are "
+            f"{kind}. Leave them out.",
             name="nulls",
         )
     for file in found:
@@ -378,6 +381,8 @@ def _open_one(kind: str, path: str, schema: Schema | None, options: Options) -> 
         from tfdist.data.sources.tables.csv import open_csv
 
         return open_csv(path, schema, options)
+    if kind == "arrow":
+        return arrow_ipc.open_arrow(path, schema, options)
     if kind == "parquet":
         from tfdist.data.sources.tables.parquet import open_parquet
 

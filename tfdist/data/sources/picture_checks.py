@@ -17,7 +17,7 @@ _LISTED = 20
 def checked(
     sources: Iterable[Source], *, convert: bool = False, processes: int | None = None
 ) -> Iterator[list[Source]]:
-    """Have each picture of some sources decoded, for a block; sources without pictures stay as they are."""
+    """Make sources that decode each of their pictures, for the duration of a block; sources without pictures stay."""
     given = list(sources)
     pool = TaskPool(processes or max(map(_processes, given), default=1))
     found: list[Source] = []
@@ -35,7 +35,7 @@ def checked(
 
 
 class Checked:
-    """A source of which each picture is decoded, in the processes of a pool; in another process, there."""
+    """A source whose pictures are decoded, in the processes of a pool; in another process, there."""
 
     def __init__(
         self, source: Source, pool: TaskPool, *, convert: bool = False, following: "Checked | None" = None
@@ -73,7 +73,7 @@ class Checked:
             yield self._converted(block, looks)
 
     def _looked(self, blocks: Iterator[Block]) -> Iterator[tuple[Block, dict[str, list[list[Look]]]]]:
-        """Yield blocks, and the result for each picture of each example of each feature."""
+        """Yield blocks, with the result for each picture, by feature and example."""
         names = self._names
         tasks = ((block, {name: pictures_of(self.schema[name], block[name]) for name in names}) for block in blocks)
         if self._pool is None:
@@ -94,7 +94,7 @@ class Checked:
         return f"{name!r} of example {self._first + number}" if path_of is None else str(path_of(number))
 
     def _rest(self, looked: Any, at: int, stop: int | None) -> list[tuple[str, Look]]:
-        """All other bad pictures, so that one run reports all of them."""
+        """Return all other bad pictures, so that one run reports all of them."""
         bad: list[tuple[str, Look]] = []
         for block, looks in looked:
             bad += self._bad(at, looks)

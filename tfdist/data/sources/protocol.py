@@ -19,6 +19,7 @@ BLOCK_BYTES = 4 << 20
 BLOCK_EXAMPLES = 1024  # where every example costs Python's time anyway
 MOST_EXAMPLES = 1 << 16
 EVERY = "*"
+INSIDE = "[]"  # behind the name of a list
 
 
 class Source(Protocol):

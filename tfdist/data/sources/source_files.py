@@ -1,4 +1,4 @@
-"""Files and folders by their names, local or through fsspec; pointers of Git LFS and git-annex are refused."""
+"""Access to files and folders by name, local or through fsspec; pointers of Git LFS and git-annex are refused."""
 
 import glob
 import io
@@ -23,7 +23,7 @@ _BEGINNINGS = {
 
 
 class Entry(NamedTuple):
-    """A file or a folder: name, path, bytes, and a stamp that changes when it is written."""
+    """A file or a folder: its name, path, size in bytes, and a stamp that changes when it is written."""
 
     name: str
     path: str
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
-    """A path as text; ``file://`` URLs become local paths."""
+    """Return a path as text; ``file://`` URLs become local paths."""
     found = os.fspath(path)
     return found.removeprefix("file://") if found.startswith("file://") else found
 
@@ -49,7 +49,7 @@ def has_urls(source: Any) -> bool:
 
 @contextmanager
 def driven_by(options: Mapping[str, Any] | None) -> Iterator[None]:
-    """Give fsspec's drivers these options for every URL that is opened in a block."""
+    """Pass these options to fsspec's drivers for every URL that is opened in a block."""
     token = _options.set(dict(options or {}))
     try:
         yield
@@ -70,7 +70,7 @@ def is_folder(path: str) -> bool:
 
 
 def matches(pattern: str) -> list[str]:
-    """The path itself if it exists, else all that its wildcards match, sorted."""
+    """Return the path itself if it exists, else all paths that its wildcards match, sorted."""
     if is_url(pattern):
         with _reading(pattern):
             store, inner = _store(pattern)
@@ -89,7 +89,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def entries(folder: str) -> list[Entry]:
-    """The content of a folder, sorted by name, without hidden names."""
+    """Return the content of a folder, sorted by name, without hidden names."""
     with _reading(folder):
         if is_url(folder):
             store, inner = _store(folder)
@@ -124,7 +124,7 @@ def head(path: str, size: int) -> bytes:
 
 
 def read_all(paths: list[str]) -> list[bytes]:
-    """The bytes of some files, remote ones at the same time."""
+    """Return the bytes of some files; remote ones are read at the same time."""
     if paths and is_url(paths[0]):
         with _reading(paths[0]):
             store, _ = _store(paths[0])
@@ -139,14 +139,14 @@ def read_all(paths: list[str]) -> list[bytes]:
 
 
 def identity(kind: str, paths: Iterable[str]) -> dict[str, Any]:
-    """JSON that changes when one of the files is written anew."""
+    """Return JSON that changes when one of the files is written anew."""
     rows = [entry(path) for path in paths]
     names = [row.name.encode(errors="backslashreplace").decode() for row in rows]  # also those that are no UTF-8
     return {"kind": kind, "files": [[name, row.size, row.stamp] for name, row in zip(names, rows, strict=True)]}
 
 
 def are_stamped(identity: dict[str, Any]) -> bool:
-    """An `identity` does so for certain: some stores tell only the size of a file."""
+    """Return whether an `identity` is certain to change: some stores report only the size of a file."""
     return all(stamp for _, _, stamp in identity["files"])
 
 

@@ -1,4 +1,4 @@
-"""Values -> columns that can be stored: the one check that every source uses, and the dtype for values of several.
+"""The conversion of values into columns that can be stored, which every source uses, and common dtypes of sources.
 
 A value is kept or refused, never changed: an integer goes into a float feature if that float equals it, a float never
 into an integer feature. A float goes into a narrower one that equals it; a float of Python, which has no dtype, also
@@ -22,7 +22,7 @@ NAMES = ("input", "label", "weight")  # of what has no names: x, (x, y) and (x, 
 
 
 def named(element: Any) -> Mapping[str, Any]:
-    """An element with names: a mapping as it is, x as "input", (x, y[, weight]) as "input", "label", "weight".
+    """Return an element with names: a mapping unchanged, x as "input", (x, y[, weight]) as "input", "label", "weight".
 
     A part of a tuple that is a mapping brings its own names.
     """
@@ -49,7 +49,7 @@ def named(element: Any) -> Mapping[str, Any]:
 
 
 def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str = "") -> Block:
-    """Examples (mappings of names to values) as columns."""
+    """Return examples, which are mappings of names to values, as columns."""
     names = dict.fromkeys(schema).keys()  # a dict compares them ten times faster than a Mapping
     rows: list[Mapping[str, Any]] = []
     for index, example in enumerate(examples, start):
@@ -70,7 +70,7 @@ def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str =
 
 
 def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str = "") -> Any:
-    """The values of one feature as a column of a `Block`."""
+    """Return the values of one feature as a column of a `Block`."""
     if feature.dtype == TEXT:
         rows = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
         if feature.shape == ():
@@ -95,7 +95,7 @@ def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str
 def cast(
     array: NDArray[Any], feature: Feature, *, of_python: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """An array as a feature's dtype, and which values that dtype cannot hold (None: it holds all of them)."""
+    """Cast an array to a feature's dtype; return it with a mask of the values that the dtype cannot hold, or None."""
     target, kind = np.dtype(feature.dtype), array.dtype.kind
     if array.dtype.newbyteorder("=") == target or (array.size == 0 and kind in "biuf"):
         return array.astype(target, copy=False), None
@@ -117,12 +117,12 @@ def cast(
 
 
 def is_masked(value: Any) -> bool:
-    """A masked array hides some of its values."""
+    """Return whether a value is a masked array that hides some of its values."""
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 def text(value: Any) -> bytes | None:
-    """Text as UTF-8 and bytes as they are; None for anything else, and for text that UTF-8 cannot hold."""
+    """Return text as UTF-8, and bytes unchanged; None for anything else, and for text that UTF-8 cannot hold."""
     try:
         if isinstance(value, str):
             return value.encode()
@@ -157,7 +157,7 @@ def _rounded(
 
 
 def _stacked(values: Any) -> NDArray[Any] | None:
-    """The values as one array if they are all of one type, so that no value changes; else None."""
+    """Return the values as one array if they are all of one type, so that no value changes; else None."""
     types = set(map(type, values))
     if len(types) != 1:
         return None
@@ -227,7 +227,7 @@ def _text_array(name: str, feature: Feature, value: Any, index: int, origin: str
 
 
 def _objects(value: Any) -> NDArray[np.object_]:
-    """Nested lists as an array of their items; NumPy would cut the NULs off the end of fixed-length bytes."""
+    """Return nested lists as an array of their items; NumPy would strip trailing NULs from fixed-length bytes."""
     try:
         return np.array(value, dtype=object)
     except ValueError:
@@ -313,7 +313,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def widest(features: Sequence[Feature]) -> Feature:
-    """The first feature, with the narrowest dtype that holds those of all others of its kind, integers or floats."""
+    """Return the first feature with the narrowest dtype that holds all of its kind, integers or floats."""
     first = features[0]
     kind = _kind(first)
     if not kind:
@@ -326,12 +326,12 @@ def widest(features: Sequence[Feature]) -> Feature:
 
 
 def widened(schemas: Sequence[Schema]) -> Schema:
-    """The first schema, each feature with the dtype that holds those of all."""
+    """Return the first schema, each feature with a dtype that holds the values of all schemas."""
     return Schema({name: widest([each[name] for each in schemas if name in each]) for name in schemas[0]})
 
 
 def inferred_feature(name: str, values: Iterable[Any]) -> Feature:
-    """The feature that values are; `column` refuses those that do not fit."""
+    """Return the feature that values imply; `column` refuses values that do not fit."""
     distinct: dict[Any, Feature] = {}
     for value in values:
         dtype = value.dtype if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O" else None

@@ -1,4 +1,4 @@
-"""Examples one by one: a generator, an iterable, a list, or a function that returns an iterator."""
+"""Examples that come one by one: from a generator, an iterable, a list, or a function that returns an iterator."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -25,7 +25,7 @@ _SAMPLE = 256  # examples that tell a schema
 
 
 def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed":
-    """Examples that come one by one as a source; without a schema, the first 256 are read now."""
+    """Return a source of examples that come one by one; without a schema, the first 256 are read now."""
     if isinstance(examples, Sequence) and not isinstance(examples, (str, bytes)):
         if not examples:
             raise ConfigError("the list of examples is empty; at least one is needed.", name="examples", received="[]")
@@ -50,7 +50,7 @@ def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed
 
 
 class Stream:
-    """Examples read from their beginning: of an iterator once, of what makes iterators any number of times."""
+    """Examples that are read from the beginning: from an iterator once, from an iterable any number of times."""
 
     seekable = False
     identifies = False
@@ -119,9 +119,9 @@ class Listed:
 
 
 def is_table(value: Any) -> bool:
-    """A value is a table: it has columns with names, by a protocol that libraries share.
+    """Return whether a value is a table: it has columns with names, by a protocol that libraries share.
 
-    A single column offers Arrow's stream as well, and is none.
+    A single column also offers Arrow's stream, but is not a table.
     """
     if isinstance(value, type):
         return False
@@ -132,12 +132,12 @@ def is_table(value: Any) -> bool:
 
 
 def weight_of(example: Any) -> int:
-    """About how many bytes an example takes, 0 for what is none."""
+    """Estimate the size of an example in bytes; 0 for other values."""
     return sum(map(weight, _parts(example).values()))
 
 
 def _parts(example: Any) -> Mapping[str, Any]:
-    """An example with names; without any if it is none, which its reader reports."""
+    """Return an example with names; other values get no names, and their reader reports them."""
     try:
         return named(example)
     except ConfigError:
@@ -161,7 +161,7 @@ def _iterator(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 
 def _sample(first: Any, iterator: Iterator[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """The first examples, and the others; an error in reading them is raised when they are asked for."""
+    """Return the first examples and an iterator of all others; errors of reading are raised when they are reached."""
     seen, held = [first], weight_of(first)
     while len(seen) < _SAMPLE and held < BLOCK_BYTES:
         try:

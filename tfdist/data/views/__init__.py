@@ -1,1 +1,1 @@
-"""Parts, mixtures and packings of examples, which are read as a directory is."""
+"""Parts, mixtures and packings of examples, which are read like a directory."""

@@ -1,4 +1,4 @@
-"""Several sources in one reading, each with a share."""
+"""Mixtures: several sources in one reading, each with a share."""
 
 import hashlib
 import json
@@ -32,22 +32,24 @@ def mix(
     and 10 percent, each source was within 9 examples of its share of every range.
 
     Args:
-        sources: by name: a directory, a list of them, or what `tfdist.data.open` or `tfdist.data.select` returned.
+        sources: the sources by name; each is a directory, a list of directories, or a result of `tfdist.data.open` or
+            `tfdist.data.select`.
         weights: the share of each source, by name; they need not add up to 1. Or a list of ``(position, weights)``,
-            from which position on these hold: ``[(0, {...}), (1_000_000, {...})]``. Positions count the examples of all
-            epochs, so step s begins at s times the global batch size. Default: the sizes of the sources, by
-            ``temperature``.
-        temperature: without ``weights``, a source of n examples has the weight ``n ** (1 / temperature)``: 1 for its
-            size, more for shares that are more alike.
-        stop: when an epoch ends. "first": before a source would begin again, so no example occurs twice. "all": when
+            where weights hold from their position on: ``[(0, {...}), (1_000_000, {...})]``. Positions count the
+            examples of all epochs, so step s begins at s times the global batch size. Default: the sizes of the
+            sources, by ``temperature``.
+        temperature: the evening of shares. Without ``weights``, a source of n examples has the weight ``n ** (1 /
+            temperature)``: 1 gives shares proportional to sizes, and larger values make shares more equal.
+        stop: the end of an epoch. "first": before a source would begin again, so no example occurs twice. "all": when
             each example has occurred, those of small sources several times. "never": after as many positions as
             ``examples`` says; the next epoch goes on in each source where this one stopped.
-        examples: positions of an epoch with ``stop="never"``. Default: the number of examples of all sources.
-        features: those that are read, which all sources must have. Default: all, which must then be the same.
+        examples: the number of positions of an epoch with ``stop="never"``. Default: the number of examples of all
+            sources.
+        features: the features to read, which all sources must have. Default: all features, which must then be the same.
     Returns:
-        What `tfdist.data.read` takes, whose ``seed`` and ``order`` decide the order in each source.
+        A view for `tfdist.data.read`, whose ``seed`` and ``order`` decide the order within each source.
     Raises:
-        ConfigError: a weight or an option cannot be used, or sources have unlike features.
+        ConfigError: a weight or an option cannot be used, or sources have different features.
 
     Example:
         >>> import tempfile, numpy as np, tfdist

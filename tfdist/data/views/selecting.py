@@ -1,15 +1,17 @@
-"""Some of the examples of a source: by number, by the values of features, or by the hash of a key."""
+"""Some of the examples of a source: by its parts' names, by number, by the values of features, or by a key's hash."""
 
 import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
 from tfdist.data.examples.feature_values import values_of
 from tfdist.data.examples.joined_examples import Joined
 from tfdist.data.format import record_framing
@@ -25,6 +27,7 @@ Condition = Callable[[NDArray[Any]], Any] | Collection[Any]
 def select(
     source: Any,
     *,
+    sources: str | Collection[str] | None = None,
     numbers: Any = None,
     where: Mapping[str, Condition] | None = None,
     parts: Mapping[str, float] | None = None,
@@ -36,7 +39,10 @@ def select(
     Conditions are applied together. A state of reading fits as long as the same examples are chosen.
 
     Args:
-        source: a directory, a list of them, or what `tfdist.data.open` or this function returned.
+        source: a directory, a list of them, or what `tfdist.data.open` or this function returned. With ``sources``
+            also what `tfdist.data.mix` returned.
+        sources: the names of the sources that count: those of a mixture, or the paths of a list of directories. The
+            examples of a mixture's sources are then each there once, without shares.
         numbers: a slice, a range, or an array of numbers, each at most once; or of booleans, one for each example.
         where: for features that are one number or one text: the values that count, or a function that takes the values
             of all examples, an array ``[examples]``, and returns booleans.
@@ -61,8 +67,12 @@ def select(
         (33, 33)
     """
     view = view_of(source, "source")
+    if sources is not None:
+        view = _of_sources(view, sources)
     if view.mixture is not None:
-        raise ConfigError("source is a mixture; select from its sources, and mix what was selected.", name="source")
+        raise ConfigError(
+            "source is a mixture; choose from its sources with sources=..., or mix what was selected.", name="source"
+        )
     kept = np.ones(len(view), bool)
     ids = view.all_ids()
     if numbers is not None:
@@ -79,6 +89,28 @@ def select(
     if not kept.any():
         raise ConfigError(f"no example of {len(view)} is left of {view.examples.url}; widen the conditions.")
     return View(view.examples, ids[kept])
+
+
+def _of_sources(view: View, sources: str | Collection[str]) -> View:
+    """The examples of these sources, without the shares of a mixture."""
+    several = view.examples.names if isinstance(view.examples, Joined) else [view.examples.url]
+    names = several if view.mixture is None else list(view.mixture.sizes)
+    wanted = [sources] if isinstance(sources, str) else sources
+    if not isinstance(wanted, Collection) or not all(isinstance(name, str) for name in wanted):
+        raise validation.mismatch("sources", sources, "a name, or a list of names.", kind=ConfigTypeError)
+    if unknown := [name for name in wanted if name not in names]:
+        raise ConfigError(
+            f"sources names {unknown[0]!r}; there are {', '.join(map(repr, names))}.",
+            name="sources",
+            received=unknown[0],
+        )
+    ids = view.all_ids()
+    if isinstance(view.examples, Joined) and len(names) == len(view.examples.parts):
+        part = np.searchsorted(view.examples.firsts, ids, side="right") - 1
+        ids = ids[np.isin(part, [names.index(name) for name in wanted])]
+    elif not wanted:
+        ids = ids[:0]
+    return View(view.examples, ids)
 
 
 def _numbers(numbers: Any, count: int) -> NDArray[Any]:
@@ -179,12 +211,17 @@ def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def _checksums(examples: Examples) -> NDArray[np.uint64]:
-    """The checksums of all records, which are behind their payloads."""
+    """The checksums of all records, which are behind their payloads; those of computed examples are computed."""
     if isinstance(examples, Joined):
         return np.concatenate([_checksums(part) for part in examples.parts])
     found = np.empty(len(examples), np.uint64)
+    fetcher = ComputedFetcher(examples, skip=False) if isinstance(examples, Computed) else None
     for begin in range(0, len(examples), _STEP):
         ids = np.arange(begin, min(begin + _STEP, len(examples)), dtype=np.int64)
+        if fetcher is not None:
+            payloads, _ = fetcher.payloads(ids)
+            found[ids] = record_framing.masked_each(np.array([google_crc32c.value(one) for one in payloads], np.uint32))
+            continue
         shards, offsets, lengths = examples.locate(ids)
         ends = offsets + record_framing.HEADER_BYTES + lengths
         names = [examples.manifest.shards[shard].file for shard in shards.tolist()]

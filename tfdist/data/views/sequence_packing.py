@@ -1,4 +1,4 @@
-"""Sequences of unlike lengths, packed into rows of one length."""
+"""The packing of sequences of different lengths into rows of one length."""
 
 import bisect
 import math
@@ -32,20 +32,20 @@ def pack(
     A row's content follows from its number alone, so rows are shuffled, mixed and resumed as other examples are.
 
     Args:
-        source: a directory, a list of them, or what `tfdist.data.open` or `tfdist.data.select` returned.
-        feature: a list of numbers of any length, such as the tokens of a document.
-        length: values of a row.
-        whole: whether a sequence stays in one row if it fits; each is put where it leaves the least room. Longer ones
-            are cut. Default: sequences follow each other without room, and go on in the next row.
-        fill: fills the room that is left.
+        source: a directory, a list of directories, or a result of `tfdist.data.open` or `tfdist.data.select`.
+        feature: the name of a feature with lists of numbers of any length, such as the tokens of a document.
+        length: the number of values in a row.
+        whole: whether a sequence stays in one row if it fits; each is put where it leaves the least room, and longer
+            ones are cut. Default: sequences follow each other without gaps, and continue in the next row.
+        fill: the value that fills the remaining room.
         shuffle: whether sequences are permuted before they are packed. All epochs have the same rows.
-        seed: of this permutation.
+        seed: the seed of this permutation.
     Returns:
-        What `tfdist.data.read` and `tfdist.data.mix` take. An example has ``feature`` ``[length]``, ``document`` (int32
-        ``[length]``: 1 for the first sequence of the row, 2 for the next, 0 for room that is left) and ``position``
-        (int32 ``[length]``: the place in the sequence).
+        A view for `tfdist.data.read` and `tfdist.data.mix`. An example has ``feature`` ``[length]``, ``document``
+        (int32 ``[length]``: 1 for the first sequence of the row, 2 for the next, 0 for the remaining room) and
+        ``position`` (int32 ``[length]``: the place in the sequence).
     Raises:
-        ConfigError: the feature is no list of numbers, or there is no value.
+        ConfigError: the feature is not a list of numbers, or there is no value.
 
     Example:
         >>> import tempfile, numpy as np, tfdist
@@ -90,7 +90,7 @@ class Plan:
 
 
 def _cut(sizes: _Ids, length: int) -> Plan:
-    """Sequences one after the other, cut where a row ends."""
+    """Return a plan of sequences one after the other, cut where a row ends."""
     ends = np.cumsum(sizes)
     total = int(ends[-1])
     bounds = np.unique(np.concatenate([ends, np.arange(0, total, length)]))
@@ -102,7 +102,7 @@ def _cut(sizes: _Ids, length: int) -> Plan:
 
 
 def _whole(sizes: _Ids, length: int) -> Plan:
-    """Pieces of at most a row, the longest first, each into the row that it fills best."""
+    """Return a plan of pieces of at most a row: the longest first, each in the row that it fills best."""
     counts = -(-sizes // length)
     sequence = np.repeat(np.arange(len(sizes)), counts)
     begin = (np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * length
@@ -133,7 +133,7 @@ def _whole(sizes: _Ids, length: int) -> Plan:
 
 
 class _BoundTo(Binding):
-    """The binding of the directory that rows are made of, which checks its own shards."""
+    """A binding that checks the shards of the directory from which the rows are made."""
 
     def __init__(self, binding: Binding) -> None:
         self._of = binding
@@ -151,7 +151,7 @@ class _BoundTo(Binding):
 
 
 class Packed(Computed):
-    """Rows of a plan, as examples."""
+    """The rows of a plan, as examples."""
 
     def __init__(self, view: View, feature: str, length: int, fill: int, ids: _Ids, plan: Plan) -> None:
         self._examples, self._feature, self._length, self._fill = view.examples, feature, length, fill
@@ -204,7 +204,7 @@ class Packed(Computed):
         return found
 
     def _values(self, pieces: _Ids) -> NDArray[Any]:
-        """The values of pieces, one after the other."""
+        """Return the values of pieces, one after the other."""
         plan = self._plan
         wanted, which = np.unique(self._ids[plan.sequence[pieces]], return_inverse=True)
         lists = lists_of(self._examples, self._feature, wanted)
@@ -213,6 +213,6 @@ class Packed(Computed):
 
 
 def _ranges(begins: _Ids, sizes: _Ids) -> _Ids:
-    """The numbers of several ranges, one after the other."""
+    """Return the numbers of several ranges, one after the other."""
     ends = np.cumsum(sizes)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - sizes), sizes)

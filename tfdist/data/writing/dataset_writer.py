@@ -58,41 +58,41 @@ def write(
 
     Args:
         examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
-            `tf.data.Dataset` or a `ray.data.Dataset`, or the path of CSV, Parquet, HDF5, NumPy or TFRecord files or of
-            a folder with a folder of pictures per class.
-        directory: where to write; a path, or a URL that fsspec knows.
-        num_shards: how many files. Default: as many as ``shard_bytes`` asks for.
-        shard_bytes: about how many bytes each has. Default: 256 MiB.
-        schema: what each example consists of; classes with names are matched by them. Default: what the first one
-            shows.
+            `tf.data.Dataset`, a `ray.data.Dataset`, or a path: of CSV, Parquet, Arrow, HDF5, NumPy or TFRecord files,
+            or of a folder with a folder of pictures per class.
+        directory: the directory to write; a path, or a URL that fsspec knows.
+        num_shards: the number of files. Default: the number that follows from ``shard_bytes``.
+        shard_bytes: the approximate size of a file in bytes. Default: 256 MiB.
+        schema: the features of each example; classes with names are matched by name. Default: inferred from the first
+            examples.
         label: the feature to learn. Default: "label" if there is one.
-        processes: how many write at once, at most one per shard. Default: one per processor if there is enough to do.
-            Several can read arrays, lists, pictures, local TFRecord files, and NumPy, Parquet and HDF5 files; Parquet
-            and HDF5 files with texts or lists only if ``num_shards`` is given. One reads other sources, and a log line
-            says so.
-        exists: what to do with a directory that holds examples already: "raise", "keep" them and write nothing,
-            "append" the new ones behind them, or "overwrite" them: they stay until the new ones are complete. With
-            "overwrite" the shards of an interrupted run are written anew, too.
-        check_images: whether TensorFlow decodes each picture, in other processes: of a folder of pictures, and of
-            features with ``is_image``. One that cannot be decoded ends the run, with a list of all.
-        convert_images: whether BMP and WebP pictures are stored as PNG; otherwise checking refuses them.
-        progress: called now and then with the number of written examples, of all (None if that is not known yet), and
-            of written bytes.
-        storage_options: what fsspec's driver takes for ``directory``, if that is a URL.
-        source_options: what fsspec's driver takes for ``examples``, if these are URLs.
-        split: the one to write of a folder that holds several, into ``directory`` itself, with the schema and the
-            classes of train next to it.
-        nulls: of tables: column -> the value that replaces null, ``"*"`` for all other columns. Default: null is an
-            error.
-        null_masks: of tables: columns that may be null, each with a feature NAME_is_null (bool) that says where;
-            without ``nulls``, zero or empty text replaces null.
-        delimiter: what separates the columns of CSV files. Default: a tab in .tsv, else a comma.
+        processes: the number of processes that write at once, at most one per shard. Default: one per processor if
+            there is enough to do. Several processes can read arrays, lists, pictures, local TFRecord files, and NumPy,
+            Parquet and HDF5 files; Parquet and HDF5 files with texts or lists only if ``num_shards`` is given. A single
+            process reads other sources, and a log line says so.
+        exists: the treatment of examples that the directory already has: "raise" an error, "keep" them and write
+            nothing, "append" the new ones behind them, or "overwrite" them: they stay until the new ones are complete.
+            With "overwrite" the shards of an interrupted run are written anew, too.
+        check_images: whether to decode each picture with TensorFlow, in other processes: pictures of a folder, and
+            features with ``is_image``. A picture that cannot be decoded ends the run, with a list of all such pictures.
+        convert_images: whether to store BMP and WebP pictures as PNG; otherwise the check refuses them.
+        progress: a function that is called now and then with the number of written examples, the number of all (None if
+            it is not known yet), and the number of written bytes.
+        storage_options: options of fsspec's driver for ``directory``, if that is a URL.
+        source_options: options of fsspec's driver for ``examples``, if these are URLs.
+        split: the split to write, of a folder that has several. It is written into ``directory`` itself, with the
+            schema and the classes of the train split next to it.
+        nulls: for tables: column -> the value that replaces null; ``"*"`` stands for all other columns, ``"x[]"`` for
+            the nulls in the lists of column x. Default: null is an error.
+        null_masks: for tables: the columns that may be null. Each gets a feature NAME_is_null (bool) that marks the
+            nulls; without ``nulls``, zero or empty text replaces null.
+        delimiter: the separator of columns in CSV files. Default: a tab in .tsv, else a comma.
     Returns:
-        The manifest; of several splits a dict of their names to their manifests, train first.
+        The manifest; for several splits, a dict of their names to their manifests, train first.
     Raises:
-        ConfigError: an argument, or an example that does not fit the schema; the message has its number. An interrupted
-            run was given other examples; what it has written stays.
-        CorruptDataError: a picture cannot be decoded, or a file that is read is damaged; the message names it.
+        ConfigError: an argument is not allowed; an example does not fit the schema (the message has its number); or an
+            interrupted run is called again with other examples, and what it has written stays.
+        CorruptDataError: a picture cannot be decoded, or a file is damaged; the message names it.
         StorageError: the disk is full or read-only; a store cannot be reached. Finished shards stay.
 
     Example:
@@ -246,7 +246,7 @@ class _Job:
         return self._end(manifest)
 
     def _finished_before(self, manifest: Manifest, shards: tuple[Shard, ...]) -> Manifest:
-        """End an appending that was interrupted behind its manifest."""
+        """Finish an appending that was interrupted after its manifest was written."""
         self._end(manifest)
         if shards != manifest.shards[-len(shards) :]:
             raise ConfigError(
@@ -263,7 +263,7 @@ class _Job:
         return manifest
 
     def _leftovers(self, manifest: Manifest | None) -> list[str]:
-        """Our files that a manifest does not name."""
+        """Return the files of tfdist that a manifest does not name."""
         named = set() if manifest is None else manifest.files
         return [name for name in self._place.names() if written_in(name) and name not in named]
 
@@ -272,7 +272,7 @@ class _Job:
             self._place.remove(name)
 
     def _begin(self, *, overwrite: bool) -> Manifest | None:
-        """Begin, or resume an interrupted run of the same job; return what is to be overwritten."""
+        """Begin, or resume an interrupted run of the same job; return the manifest to be overwritten."""
         job: dict[str, Any] = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes}
         job |= {"version": manifests.VERSION} | ({} if self._base is None else {"exists": "append"})
         self._journal = journals.Journal(
@@ -357,7 +357,7 @@ class _Job:
         return max(1, min(len(os.sched_getaffinity(0)), shards, worth))
 
     def _planned(self, plan: list[tuple[int, int]], processes: int) -> list[Shard]:
-        """Write shards that are read independently."""
+        """Write shards whose examples are read independently."""
         encode = Encoder(self._schema, self._layout)
         if not self._source.identifies:
             for number, shard in self._journal.shards.items():
@@ -384,12 +384,12 @@ class _Job:
         return shard_name(number + (0 if self._base is None else len(self._base.shards)), self._journal.revision)
 
     def _part(self, start: int, stop: int) -> tuple[Source, int, int]:
-        """A source with only the examples of a shard, if it can be cut, and their bounds in it."""
+        """Return a source with only the examples of a shard, if it can be cut, and the bounds of the examples in it."""
         part = getattr(self._source, "part", None)
         return (self._source, start, stop) if part is None else (part(start, stop), 0, stop - start)
 
     def _in_order(self, ends: list[int] | None) -> list[Shard]:
-        """Write shards from a source that is read once, up to the given examples or until each has its bytes."""
+        """Write shards from a source that is read once, each up to its given end or until it has its bytes."""
         finished: list[Shard] = []
         while len(finished) in self._journal.shards:
             finished.append(self._journal.shards[len(finished)])
@@ -423,7 +423,7 @@ class _Job:
         return finished
 
     def _need_same(self, shard: Shard, start: int, records: Iterator[Encoded]) -> None:
-        """Refuse to resume if the examples given now would make another shard."""
+        """Refuse to resume if the given examples would make a different shard."""
         examples = size = crc = 0
         for encoded in records:
             data = encoded.data if isinstance(encoded.data, bytes) else bytes(encoded.data)

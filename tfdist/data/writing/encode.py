@@ -1,4 +1,4 @@
-"""From blocks of examples to records and their part of an index, in chunks that fit a shard."""
+"""The encoding of blocks of examples as records and index columns, in chunks that fit a shard."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tfdist.data.sources.protocol import Source
 
 @dataclass(frozen=True)
 class Encoded:
-    """Records of consecutive examples: their bytes, where each ends (int64 ``[records]``), and their index columns."""
+    """The records of consecutive examples: their bytes, their ends (int64 ``[records]``), and their index columns."""
 
     data: Any
     ends: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Encoder:
         self._template = example.Template(schema) if layout == FIXED else None
 
     def __call__(self, block: Mapping[str, Any]) -> Encoded:
-        """The records of a block whose columns fit the schema."""
+        """Return the records of a block whose columns fit the schema."""
         count = len(next(iter(block.values())))
         if self._template is not None:
             framed = record_framing.frame_rows(self._template.encode(block, count))
@@ -74,7 +74,7 @@ class Encoder:
 
 
 def _entries(name: str, feature: Feature, column: Any, count: int) -> list[tuple[bytes, ...]]:
-    """A feature's part of each example of a block, in pieces; the last piece is the bytes of a single text."""
+    """Return a feature's part of each example of a block, in pieces; the last piece is the bytes of a single text."""
     if feature.is_fixed:  # thousands at once: they differ in the last bytes alone
         template = example.Template(Schema({name: feature}))
         rows = template.encode({name: column}, count)
@@ -100,7 +100,7 @@ def blocks_from(source: Source, start: int) -> Iterator[Any]:
 
 
 class Chunks:
-    """Blocks, taken in chunks that fit what is left of a shard."""
+    """Blocks of examples, taken in chunks that fit the rest of a shard."""
 
     def __init__(self, blocks: Iterator[Any]) -> None:
         self._blocks = blocks
@@ -123,7 +123,7 @@ class Chunks:
             yield encoded
 
     def take(self, encode: Encoder, *, room: int | None, room_bytes: int) -> Encoded | None:
-        """The next records, up to a number of them or until their bytes are reached; None if none fits."""
+        """Return the next records, up to a number of records and of bytes; None if none fits."""
         if self._encoded is None:
             self._encoded, self._block = encode(self._block), None
         encoded = self._encoded

@@ -1,4 +1,4 @@
-"""The examples in a directory before it is written: those that stay, are appended to, or stand in the way."""
+"""The treatment of examples that a directory has before it is written: keep them, append to them, or refuse."""
 
 from collections.abc import Sequence
 

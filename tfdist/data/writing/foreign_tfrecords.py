@@ -1,7 +1,7 @@
-"""TFRecord files of other writers, with an index in the user's cache that the first call makes.
+"""TFRecord files of other writers, whose index the first call makes in the user's cache.
 
-The files stay as they are, and nothing is written next to them. Compressed ones are written into the cache as plain
-records, because nothing can be found in the middle of a compressed file.
+The files stay as they are, and nothing is written next to them. Compressed files are written into the cache as plain
+records, because a compressed file cannot be read from the middle.
 """
 
 import errno
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Asked:
-    """The directory or files to read, the split to index if their names say several, and how storage is read."""
+    """The directory or files to read, the split to index if their names state several, and storage options."""
 
     directory: str | os.PathLike[str]
     split: str | None = None
@@ -59,7 +59,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Files:
-    """TFRecord files of one folder; `key` is the same for every spelling, `is_folder`: they are all of the folder."""
+    """TFRecord files of one folder. `key` is the same for every spelling; `is_folder`: all its files are meant."""
 
     url: str
     key: str
@@ -68,7 +68,7 @@ class _Files:
     is_folder: bool
 
     def identity(self) -> list[list[Any]]:
-        """JSON that changes when one of them is written anew."""
+        """JSON that changes when one of the files is written anew."""
         return [[entry.name, entry.size, entry.stamp] for entry in self.entries]
 
 
@@ -79,7 +79,7 @@ def place_of(
     cache: Any = None,
     follow_symlinks: bool = False,
 ) -> Storage:
-    """The storage of a directory with a manifest, or of TFRecord files with an index in the user's cache.
+    """Return the storage of a directory with a manifest, or of TFRecord files with an index in the user's cache.
 
     The index is made at the first call, and again after the files have changed; a line in the log describes them.
     """
@@ -94,7 +94,7 @@ def place_of(
 def indexed_elsewhere(place: Storage, asked: Asked, *, schema: Schema | None, label: str | None) -> Storage | None:
     """Index TFRecord files in the user's cache if they are compressed or selected, or if their folder is read-only.
 
-    The storage has both, the files and their index; None if the index is to be next to the files.
+    The returned storage has both the files and their index. Return None if the index belongs next to the files.
     """
     found = None if manifests.has_manifest(place) else _selected(place, asked, to_index=True)
     if found is None:
@@ -107,7 +107,7 @@ def indexed_elsewhere(place: Storage, asked: Asked, *, schema: Schema | None, la
 
 
 def need_names(place: Storage) -> None:
-    """Refuse what a listing leaves out: names that are not plain, and links that lead nowhere."""
+    """Refuse entries that a listing leaves out: names that are not plain, and links that lead nowhere."""
     if place.local is not None and Path(place.local).is_dir():
         for name in os.listdir(place.local):
             if NAMED.search(name) and not name.startswith("."):
@@ -121,7 +121,7 @@ def need_names(place: Storage) -> None:
 
 
 def shown_features(manifest: Manifest) -> str:
-    """The features of a manifest in a line for people."""
+    """Return the features of a manifest in a line for people."""
     words = []
     for name, feature in manifest.schema.items():
         notes = ["label"] * (name == manifest.label) + ["picture"] * feature.is_image
@@ -131,7 +131,7 @@ def shown_features(manifest: Manifest) -> str:
 
 
 def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files | None:
-    """The TFRecord files that are meant; None where there are none, or an unfinished directory of ours."""
+    """Return the TFRecord files that a user means; None if there are none, or tfdist has not finished writing them."""
     text = source_files.spelled(asked.directory)
     text = text if source_files.is_url(text) else os.path.abspath(os.path.expanduser(text))
     with source_files.driven_by(asked.storage_options):
@@ -200,13 +200,13 @@ def _need_one_set(folder: str, names: Sequence[str], several: Mapping[str, list[
 
 
 def _notes(key: str) -> LocalStorage:
-    """The folder of the cache with what is known of files, by what their user calls them."""
+    """Return the cache's folder for files, found by the name that the user gave them."""
     digest = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=12).hexdigest()
     return LocalStorage(caches.folder(os.environ) / _FOLDER / digest)
 
 
 def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Storage:
-    """The storage of files with an index, which is made if there is none of them as they are."""
+    """Return the storage of files with an index, which is made unless there is one of their present state."""
     folder = asked.storage(found.folder)
     for entry in found.entries if folder.local is not None else ():
         folder.size(plain_name(entry.name))  # refuses links that lead out of the folder unless they are followed
@@ -280,7 +280,7 @@ def _copied(found: _Files, folder: Path, schema: Schema | None, label: str | Non
 
 
 def _is_of(notes: LocalStorage, found: _Files) -> bool:
-    """The manifest in the cache is whole, and of these files as they are."""
+    """Return whether the manifest in the cache is whole, and describes the present state of these files."""
     if _about(notes).get("files") != found.identity():
         return False
     try:

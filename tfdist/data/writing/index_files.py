@@ -1,4 +1,4 @@
-"""An index for each of some record files, and a manifest of all of them."""
+"""The writing of an index for each record file, and of a manifest of all of them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -52,7 +52,7 @@ def put_index(
 
 
 def store_index_of(place: Storage, shard: str, rows: Index, before: IndexFile | None, revision: int) -> IndexFile:
-    """Write the index of a shard; another one keeps its file, which a reader may use."""
+    """Write the index of a shard; a different earlier index keeps its file, which a reader may use."""
     data = rows.to_bytes()
     if before is None:
         name = index_name(shard)
@@ -66,7 +66,7 @@ def store_index_of(place: Storage, shard: str, rows: Index, before: IndexFile | 
 def described(
     place: Storage, shard: str, schema: Schema, layout: str, *, strict: bool = False
 ) -> tuple[Shard, Index | None]:
-    """The manifest's entry of an existing shard without its index, and the index."""
+    """Return the manifest's entry of an existing shard, without its index, and the index."""
     content = Content(place, shard)
     contents = Contents(schema, layout, strict=strict)
     gathered, count, lengths = Gathered(schema, layout), 0, {0}
@@ -97,7 +97,7 @@ def described(
 def _best(
     place: Storage, shards: list[str], schema: Schema | None
 ) -> tuple[Schema, str, list[tuple[Shard, Index | None]]]:
-    """The schema and the best layout that fit all records, and the description of each shard."""
+    """Return the schema and the best layout that fit all records, and a description of each shard."""
     error: CorruptDataError | None = None
     for chosen in _schemas(place, shards, schema):
         for layout in layouts(chosen):
@@ -113,7 +113,7 @@ def _best(
 
 
 def _schemas(place: Storage, shards: list[str], schema: Schema | None) -> Iterator[Schema]:
-    """Yield possible schemas: the given one; or what the first records show, then what all show."""
+    """Yield possible schemas: the given one; or the one that the first records show, then the one that all show."""
     seen = looked_at(place, shards, most=_SAMPLE, context_alone=schema is not None)
     if schema is not None:
         yield seen.as_kept(schema)

@@ -57,7 +57,7 @@ def index_records(
 
 
 def files(place: Storage, split: str | None = None) -> list[str]:
-    """The TFRecord files of a directory or one split, by their names or first bytes, in the order of names."""
+    """Return the TFRecord files of a directory or one split, by their names or first bytes, in the order of names."""
     foreign_tfrecords.need_names(place)
     ours = {manifests.NAME, journal.NAME}
     names = [name for name in place.names() if name not in ours and not name.endswith(".index")]
@@ -87,7 +87,7 @@ def files(place: Storage, split: str | None = None) -> list[str]:
 
 
 def _check_free(place: Storage, shards: list[str], *, own: bool) -> None:
-    """Refuse to write an index over a file that is none."""
+    """Refuse to write an index over a file that is not an index."""
     taken, wanted = set(place.names()), [index_name(shard) for shard in shards]
     for shard, name in zip(shards, wanted, strict=True):
         plain_name(name)

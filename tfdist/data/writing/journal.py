@@ -16,7 +16,7 @@ NAME = "writing.jsonl"
 
 
 class Journal:
-    """The finished shards of one job, by number; `is_new`: it has no journal yet; `revision` will name the shards."""
+    """The finished shards of one job, by number. `is_new`: there is no journal yet; `revision` will name the shards."""
 
     def __init__(self, storage: Storage, job: dict[str, Any]) -> None:
         self._storage = storage
@@ -57,7 +57,7 @@ class Journal:
             return False
 
     def begin(self, revision: int) -> None:
-        """Forget earlier jobs; write the shards of a revision."""
+        """Forget earlier jobs, and begin the journal of a revision."""
         self.end()
         self.shards = {}
         self._append({"job": self._digest, "revision": revision})

@@ -1,4 +1,4 @@
-"""The division of examples into shards, and one shard being written: records and index, whole or not at all."""
+"""The division of examples into shards, and the writing of a shard with its index, whole or not at all."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ SHARD_BYTES = 256 << 20
 def cuts(
     count: int, *, sizes: NDArray[np.int64] | None, example_bytes: int, num_shards: int | None, shard_bytes: int
 ) -> list[tuple[int, int]]:
-    """The bounds of each shard: contiguous ranges with nearly equal bytes."""
+    """Return the bounds of each shard: contiguous ranges of examples with nearly equal bytes."""
     total = count * example_bytes if sizes is None else int(sizes.sum())
     shards = num_shards or min(count, max(1, -(-total // shard_bytes)))
     if shards > count:
@@ -60,7 +60,7 @@ def _balanced(sums: Any, shards: int) -> list[int]:
 
 
 class ShardWriter:
-    """Writes one shard in a ``with`` block; nothing is visible if the block raises an error."""
+    """A writer of one shard, for a ``with`` block; nothing is visible if the block raises an error."""
 
     def __init__(self, storage: Storage, name: str, layout: str) -> None:
         self._storage = storage

@@ -1,4 +1,4 @@
-"""Several splits written at once, with the schema and the classes of train, and a directory for each."""
+"""The writing of several splits, each into its directory, with the schema and the classes of the train split."""
 
 import contextlib
 import logging
@@ -40,7 +40,7 @@ def opened(
 
 
 def schema_of_train(examples: Any, split: str, *, label: str | None, options: Options) -> Schema | None:
-    """The schema for a split that is written without the others: that of train next to it."""
+    """Return the schema for a split that is written without the others: the schema of the train split next to it."""
     train = [name for name in splits_of(examples) if splits.trains(name)]
     if not train or split == train[0]:
         return None
@@ -116,7 +116,7 @@ def write_each(
 
 
 def summed(progress: Progress | None, sources: Mapping[str, Source]) -> dict[str, Progress | None]:
-    """For each split what reports the progress of all of them."""
+    """Return for each split a function that reports the progress of all splits together."""
     counts = [source.count for source in sources.values()]
     total = None if None in counts else sum(count or 0 for count in counts)
     last = dict.fromkeys(sources, (0, 0))

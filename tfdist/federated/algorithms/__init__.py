@@ -1,1 +1,1 @@
-"""Federated algorithms as values: how a client trains, and what the server makes of the aggregate; NumPy alone."""
+"""Federated algorithms as values: the training of a client, and the server's use of the aggregate; only NumPy."""

@@ -19,7 +19,7 @@ Weighting = Literal["examples", "uniform"]
 
 @dataclass(frozen=True)
 class ServerState:
-    """The weights of a round, and what the algorithm keeps between rounds."""
+    """The weights of a round, and the state that the algorithm keeps between rounds."""
 
     weights: Arrays
     slots: Arrays = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Algorithm(Protocol):
         """Whether each client keeps control variates, which correct its gradients."""
 
     def weight(self, examples: int) -> float:
-        """Return the weight of an update from a client with so many examples."""
+        """Return the weight of an update from a client with this number of examples."""
 
     def begin(self, weights: Arrays) -> ServerState:
         """Return the state before the first round."""
@@ -56,7 +56,7 @@ class Algorithm(Protocol):
         Args:
             state: the state before the round.
             aggregate: the aggregate of the clients' updates.
-            part: the part of all clients whose updates were used.
+            part: the fraction of all clients whose updates were used.
         """
 
 
@@ -65,10 +65,10 @@ class Participation:
     """The selection of the clients of a round, and the time for which the round waits for them.
 
     Args:
-        fraction: the part of all clients whose updates end a round; at least one client.
+        fraction: the fraction of all clients whose updates end a round; at least one client.
         minimum: the number of updates with which a round can end at its deadline.
-        spare: the number of additional clients to ask, as a part of these, so that no round waits for slow ones.
-        deadline_seconds: for training, and for evaluation.
+        spare: the number of additional clients to ask, as a fraction of those, so that no round waits for slow ones.
+        deadline_seconds: the deadline for training and for evaluation, in seconds.
         attempts: the number of attempts at a round; with fewer updates than `minimum`, other clients try it again.
         evaluate_every: the number of rounds between two evaluations; the last round is always evaluated.
         evaluate_on: the test data of the server, the clients' own data, or nothing.
@@ -95,7 +95,7 @@ class Participation:
 
 
 def moved(weights: Arrays, steps: Mapping[str, NDArray[Any]]) -> Arrays:
-    """The weights after steps, which are float64, in the dtypes of the weights."""
+    """Return the weights after float64 steps, in the dtypes of the weights."""
     return {
         name: (np.asarray(array, np.float64) + steps[name]).astype(array.dtype) if name in steps else array
         for name, array in weights.items()

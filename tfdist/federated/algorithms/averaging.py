@@ -1,4 +1,4 @@
-"""Federated averaging, with server momentum or without, and FedProx."""
+"""Federated averaging, with or without server momentum, and FedProx."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,16 @@ _MOMENTUM = "momentum/"
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
-    """Federated averaging: clients train for some epochs, and the server takes the mean of what they changed.
+    """Federated averaging: clients train for some epochs, and the server applies the mean of their changes.
 
     Args:
-        epochs: over a client's data in a round.
-        batch_size: of a client; None: all of its examples at once.
-        weighting: a client counts by its `examples`, or all clients alike (`"uniform"`).
-        most_examples: that a client counts for. Clients say how many they have, so an uncapped number can be abused.
+        epochs: the number of epochs over a client's data in a round.
+        batch_size: the batch size of a client; None: all of its examples at once.
+        weighting: the weight of a client: its number of `examples`, or the same for all clients (`"uniform"`).
+        most_examples: the largest number of examples by which a client is weighted. Clients report their number, so an
+            uncapped number can be abused.
         server_learning_rate: the factor of the mean change; 1 is the mean of the weights.
-        server_momentum: of the mean changes of all rounds so far (FedAvgM); 0 without.
+        server_momentum: the momentum of the mean changes of all rounds so far (FedAvgM); 0: no momentum.
 
     Raises:
         ConfigError: a number is out of bounds.
@@ -45,16 +46,16 @@ class FedAvg:
 
     @property
     def proximal(self) -> float | None:
-        """No term in the loss."""
+        """None: the loss has no proximal term."""
         return None
 
     @property
     def has_controls(self) -> bool:
-        """No control variates."""
+        """False: clients keep no control variates."""
         return False
 
     def weight(self, examples: int) -> float:
-        """Return what a client with so many examples counts."""
+        """Return the weight of a client with this number of examples."""
         return weight_of(examples, self.weighting, self.most_examples)
 
     def begin(self, weights: Arrays) -> ServerState:
@@ -68,9 +69,9 @@ class FedAvg:
         """Return the state after a round.
 
         Args:
-            state: before the round.
+            state: the state before the round.
             aggregate: the mean change of the clients.
-            part: of all clients, those that took part.
+            part: the fraction of all clients that took part.
         Returns:
             The new weights and momentum.
         """
@@ -95,12 +96,12 @@ class FedProx(FedAvg):
 
     Args:
         mu: the factor, at least 0.
-        epochs: as of `FedAvg`.
-        batch_size: as of `FedAvg`.
-        weighting: as of `FedAvg`.
-        most_examples: as of `FedAvg`.
-        server_learning_rate: as of `FedAvg`.
-        server_momentum: as of `FedAvg`.
+        epochs: see `FedAvg`.
+        batch_size: see `FedAvg`.
+        weighting: see `FedAvg`.
+        most_examples: see `FedAvg`.
+        server_learning_rate: see `FedAvg`.
+        server_momentum: see `FedAvg`.
 
     Raises:
         ConfigError: a number is out of bounds.
@@ -118,12 +119,12 @@ class FedProx(FedAvg):
 
     @property
     def proximal(self) -> float | None:
-        """Return mu."""
+        """The factor mu of the squared distance from the round's weights."""
         return float(self.mu)
 
 
 def check_local(epochs: int, batch_size: int | None, weighting: Weighting, most_examples: int | None) -> None:
-    """Validate what all algorithms have."""
+    """Validate the settings that all algorithms have."""
     validation.integer("epochs", epochs, minimum=1)
     for name, value in (("batch_size", batch_size), ("most_examples", most_examples)):
         if value is not None:

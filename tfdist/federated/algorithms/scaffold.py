@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al. 2020): control variates take the drift of clients out of their gradients."""
+"""SCAFFOLD (Karimireddy et al. 2020): control variates correct the drift of clients in their gradients."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ class Scaffold:
     """SCAFFOLD with its second option for control variates.
 
     A client's gradients are corrected by c - c_i. After K steps from x to y with the learning rate lr, its c_i is
-    c_i - c + (x - y) / (K lr). The server's c is the mean of c_i over all clients. All clients count alike. The model
-    is compiled with plain SGD: another optimizer's steps are no gradients, and are refused.
+    c_i - c + (x - y) / (K lr). The server's c is the mean of c_i over all clients. All clients have the same weight.
+    The model must be compiled with plain SGD: the steps of other optimizers are no gradients, and are refused.
 
     Args:
-        epochs: over a client's data in a round.
-        batch_size: of a client; None: all of its examples at once.
+        epochs: the number of epochs over a client's data in a round.
+        batch_size: the batch size of a client; None: all of its examples at once.
         server_learning_rate: the factor of the mean change.
 
     Raises:
@@ -41,16 +41,16 @@ class Scaffold:
 
     @property
     def proximal(self) -> float | None:
-        """No term in the loss."""
+        """None: the loss has no proximal term."""
         return None
 
     @property
     def has_controls(self) -> bool:
-        """Return True."""
+        """True: clients keep control variates."""
         return True
 
     def weight(self, examples: int) -> float:
-        """Return 1: the theory has no weights."""
+        """Return 1, because the theory has no weights."""
         del examples
         return 1.0
 
@@ -63,9 +63,9 @@ class Scaffold:
         """Return the state after a round.
 
         Args:
-            state: before the round.
+            state: the state before the round.
             aggregate: the mean change of the clients' weights and control variates.
-            part: of all clients, those that took part; c moves by that part of the mean change of c_i.
+            part: the fraction of all clients that took part; c moves by this fraction of the mean change of c_i.
         Returns:
             The new weights and control variates.
         """

@@ -24,14 +24,14 @@ class FedOpt:
 
     Args:
         optimizer: "adam", "yogi" or "adagrad".
-        server_learning_rate: lr.
-        beta_1: b1; "adagrad" commonly takes 0.
-        beta_2: b2.
+        server_learning_rate: lr, the learning rate of the server.
+        beta_1: b1, the decay of the first moment; "adagrad" commonly takes 0.
+        beta_2: b2, the decay of the second moment.
         tau: the degree of adaptivity; larger is nearer to plain averaging.
-        epochs: as of `FedAvg`.
-        batch_size: as of `FedAvg`.
-        weighting: as of `FedAvg`.
-        most_examples: as of `FedAvg`.
+        epochs: see `FedAvg`.
+        batch_size: see `FedAvg`.
+        weighting: see `FedAvg`.
+        most_examples: see `FedAvg`.
 
     Raises:
         ConfigError: a number is out of bounds.
@@ -61,16 +61,16 @@ class FedOpt:
 
     @property
     def proximal(self) -> float | None:
-        """No term in the loss."""
+        """None: the loss has no proximal term."""
         return None
 
     @property
     def has_controls(self) -> bool:
-        """No control variates."""
+        """False: clients keep no control variates."""
         return False
 
     def weight(self, examples: int) -> float:
-        """Return what a client with so many examples counts."""
+        """Return the weight of a client with this number of examples."""
         return weight_of(examples, self.weighting, self.most_examples)
 
     def begin(self, weights: Arrays) -> ServerState:
@@ -84,9 +84,9 @@ class FedOpt:
         """Return the state after a round.
 
         Args:
-            state: before the round.
+            state: the state before the round.
             aggregate: the mean change of the clients.
-            part: of all clients, those that took part.
+            part: the fraction of all clients that took part.
         Returns:
             The new weights and moments.
         """

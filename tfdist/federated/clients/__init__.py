@@ -1,1 +1,1 @@
-"""The side of a client: its data, its model, its training, and the state that stays with it."""
+"""The client's side: its data, its model, its training, and the state that stays with it."""

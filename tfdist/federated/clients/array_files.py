@@ -1,4 +1,4 @@
-"""Named arrays in files that are whole or not there."""
+"""Named arrays in files that are either whole or absent."""
 
 import hashlib
 from pathlib import Path
@@ -17,7 +17,7 @@ _LONGEST = 120  # characters of a client's name in that of a file, which has mor
 def name_of(client: str) -> str:
     """Return the name of a client's folder or file: the client's name as in URLs, or its beginning and a hash.
 
-    No two clients have the same: names with a hash are longer than all others.
+    No two clients get the same name: names with a hash are longer than all others.
 
     Example:
         >>> name_of("Köln/1"), name_of("é" * 100)[:30], len(name_of("é" * 100))
@@ -30,7 +30,7 @@ def name_of(client: str) -> str:
 
 
 def save(path: Path, arrays: Arrays, *, durable: bool) -> None:
-    """Write the file; what is not durable may be lost with the power, but not with the process."""
+    """Write the file; if it is not durable, it may be lost in a power failure, but not when the process is killed."""
     with storage(path.parent, durable=durable).create(path.name) as file:
         safetensors_file.write(file, safetensors_file.as_arrays(arrays))
 

@@ -26,7 +26,7 @@ _IN_MEMORY_BYTES = 64 << 20  # of a directory of numbers, which a client then ha
 
 @dataclass(frozen=True)
 class LocalArrays:
-    """A client's examples in memory: what `fit` takes, as one nest whose arrays have a row per example."""
+    """A client's examples in memory: the arguments of `fit` as one nest, whose arrays have a row per example."""
 
     nest: Any
     examples: int
@@ -34,7 +34,7 @@ class LocalArrays:
 
 @dataclass(frozen=True)
 class LocalDataset:
-    """A client's examples as batches; ``make`` gives those of a training, from its batch size and seed."""
+    """A client's examples as batches; ``make`` returns the batches of a training, given batch size and seed."""
 
     make: Callable[[int | None, int], Any]
     examples: int
@@ -44,7 +44,7 @@ Local = LocalArrays | LocalDataset
 
 
 def names_of(client_data: ClientData, clients: Sequence[str] | int | None) -> tuple[str, ...]:
-    """The names of all clients: as given, or as the data have them."""
+    """Return the names of all clients: as given, or as in the data."""
     if isinstance(clients, int):
         return tuple(map(str, range(validation.integer("clients", clients, minimum=1))))
     if clients is not None:
@@ -79,7 +79,7 @@ def names_of(client_data: ClientData, clients: Sequence[str] | int | None) -> tu
 
 
 def data_of(client_data: ClientData, client: str) -> Local:
-    """The data of one client."""
+    """Return the data of one client."""
     if isinstance(client_data, str | Path):
         return local_data(Path(client_data) / client, client)
     if callable(client_data):
@@ -93,7 +93,7 @@ def data_of(client_data: ClientData, client: str) -> Local:
 
 
 def local_data(found: Any, client: str) -> Local:
-    """Return a client's data: a path is a directory of `tfdist.data`, batches are a dataset, the rest is arrays.
+    """Return a client's data: a path is read as a directory of `tfdist.data`, batches as a dataset, the rest as arrays.
 
     A small directory of numbers is read into arrays.
     """
@@ -125,7 +125,7 @@ def local_data(found: Any, client: str) -> Local:
 
 
 def _columns(examples: Examples) -> Any:
-    """All of a small directory, as `tfdist.data.read` gives batches: a pipeline for each training takes a second."""
+    """Return a small directory as one batch, as `tfdist.data.read` does; a pipeline per training takes a second."""
     fetch = Fetcher(examples, source_of(examples), verify="always", skip=False)
     found, _ = fetch(np.arange(len(examples)))
     element = roles(examples.manifest.label, (), None, origin="the examples have").element(found, None)
@@ -137,5 +137,5 @@ def _reading(path: str | Path, examples: int, batch_size: int | None, seed: int)
 
 
 def _counted(dataset: tf.data.Dataset) -> int:
-    """The rows of a dataset's batches; batches are read once for it."""
+    """Return the number of rows in a dataset's batches, which are read once for it."""
     return sum(int(keras.tree.flatten(batch)[0].shape[0]) for batch in dataset)

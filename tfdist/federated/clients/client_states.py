@@ -1,7 +1,7 @@
 """The state that stays with a client between rounds: personal layers and control variates.
 
-A round's new state counts only once the server says that the update which came with it was used. Until then it is
-pending, so that a client which was late, or which trains a round twice, begins from the same state.
+The new state of a round counts only once the server says that the update which came with it was used. Until then it is
+pending, so a client that was late, or that trains a round twice, begins from the same state.
 """
 
 from pathlib import Path
@@ -14,20 +14,20 @@ Turn = tuple[int, int]  # round and attempt
 
 
 class ClientStates:
-    """States of clients in a folder, one sub-folder each; ``durable`` where they must outlive the power."""
+    """States of clients in a folder, one sub-folder each; ``durable`` if they must survive a power failure."""
 
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self._folder, self._durable = folder, durable
 
     def load(self, client: str, counted: Turn | None) -> Arrays:
-        """The state with which a client goes on, when the update of turn ``counted`` was its last that was used."""
+        """Return the state from which a client resumes; its update of the turn ``counted`` was the last one used."""
         folder = self._of(client)
         if counted is not None and (pending := folder / _pending(counted)).exists():
             pending.replace(folder / _COUNTED)
         return array_files.load(folder / _COUNTED) if (folder / _COUNTED).exists() else {}
 
     def save(self, client: str, turn: Turn, arrays: Arrays) -> None:
-        """Keep what the training of this turn made of the state, in place of earlier ones that never counted."""
+        """Keep the state after the training of this turn, in place of earlier ones that never counted."""
         folder = self._of(client)
         for old in folder.glob("pending-*"):
             old.unlink()

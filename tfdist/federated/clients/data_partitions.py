@@ -1,4 +1,4 @@
-"""Divide arrays among simulated clients: alike, unlike by Dirichlet's distribution of labels, or by a feature."""
+"""The division of arrays among simulated clients: at random, by Dirichlet distributions of labels, or by a feature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ def split_iid(arrays: Sequence[Any], clients: int, *, seed: int = 0) -> list[_Ar
     """Divide examples among clients at random, as evenly as their number allows.
 
     Args:
-        arrays: such as (x, y), with a row for each example.
-        clients: how many, at most one for each example.
-        seed: of the permutation.
+        arrays: a sequence of arrays such as (x, y), with a row for each example.
+        clients: the number of clients, at most one for each example.
+        seed: the seed of the permutation.
     Returns:
         The arrays of each client.
     Raises:
@@ -39,12 +39,12 @@ def split_dirichlet(
     """Divide examples so that each label's shares over the clients are drawn from a Dirichlet distribution.
 
     Args:
-        arrays: such as (x, y), with a row for each example.
+        arrays: a sequence of arrays such as (x, y), with a row for each example.
         labels: an integer or a text for each example, commonly y.
-        clients: how many.
-        alpha: of the distribution: 0.1 gives most clients few labels, 100 is nearly `split_iid`.
-        seed: of the draws.
-        minimum: of examples that each client has; those with fewer take from the one with most.
+        clients: the number of clients.
+        alpha: the parameter of the distribution: 0.1 gives most clients few labels, 100 is nearly `split_iid`.
+        seed: the seed of the draws.
+        minimum: the least number of examples of a client; clients with fewer take from the one with most.
     Returns:
         The arrays of each client.
     Raises:
@@ -75,15 +75,15 @@ def split_dirichlet(
 
 
 def split_by(arrays: Sequence[Any], feature: Any) -> dict[str, _Arrays]:
-    """Give each value of a feature, such as an author or a hospital, a client of its own.
+    """Make a client of each value of a feature, such as an author or a hospital.
 
     Args:
-        arrays: such as (x, y), with a row for each example.
+        arrays: a sequence of arrays such as (x, y), with a row for each example.
         feature: a value for each example.
     Returns:
-        The arrays of each client, by its name: the value as a text.
+        The arrays of each client, by the client's name, which is the value as a text.
     Raises:
-        ConfigError: there is not one value for each example, or two have the same text.
+        ConfigError: there is not one value for each example, or two values have the same text.
 
     Example:
         >>> parts = split_by((np.arange(4),), ["berlin", "paris", "berlin", "rome"])

@@ -1,4 +1,4 @@
-"""Divide a directory of examples among simulated clients: a directory for each, in a folder that `App` takes."""
+"""The division of a directory of examples among simulated clients: one directory each, in a folder for `App`."""
 
 import os
 import re
@@ -60,26 +60,27 @@ def split_directory(
 ) -> dict[str, int]:
     """Divide the examples of a directory among clients, with a directory of `tfdist.data` for each.
 
-    Each example goes to one client, and keeps its bytes; a client has its examples in the order of the directory.
-    Records pass through at most 64 MiB of memory. The folder appears when it is whole: a run that is killed leaves
-    none.
+    Each example goes to one client and keeps its bytes; a client has its examples in the order of the directory.
+    Records pass through at most 64 MiB of memory. The folder appears only when it is whole: a run that is killed leaves
+    no folder.
 
     Args:
-        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        directory: a directory that `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
         into: a local folder that does not exist or is empty; its sub-folders have the names of the clients.
         by: a feature of single integers or texts, such as an author: each value becomes a client.
-        clients: how many, if there is no ``by``: at random, as `split_iid`, or with ``alpha`` as `split_dirichlet`.
-        alpha: of a Dirichlet distribution of labels over clients.
+        clients: the number of clients, if there is no ``by``: divided at random as by `split_iid`, or with ``alpha`` as
+            by `split_dirichlet`.
+        alpha: the parameter of a Dirichlet distribution of labels over clients.
         label: the feature whose values ``alpha`` distributes; the label of the directory by default.
-        seed: of the random division; the same seed gives the same clients.
-        minimum: of examples that each client has, with ``alpha``.
-        progress: called now and then with bytes copied and bytes in all.
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links out of it.
+        seed: the seed of the random division; the same seed gives the same clients.
+        minimum: the least number of examples of a client, with ``alpha``.
+        progress: a function that is called now and then with the bytes copied and the bytes in all.
+        storage_options: options of fsspec's driver, such as ``{"anon": True}``; only for URLs.
+        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it.
     Returns:
-        The number of examples of each client, by its name.
+        The number of examples of each client, by the client's name.
     Raises:
-        ConfigError: ``into`` has files; an argument or the feature does not fit; a value cannot name a folder.
+        ConfigError: ``into`` has files; an argument or the feature is unsuitable; a value cannot name a folder.
         CorruptDataError: a record of the directory is corrupt.
         StorageError: the disk is full or read-only.
 
@@ -140,7 +141,7 @@ def _parts(
     seed: int,
     minimum: int,
 ) -> dict[str, _Numbers]:
-    """The sorted numbers of each client's examples, by the client's name."""
+    """Return the sorted numbers of each client's examples, by the client's name."""
     if (by is None) == (clients is None) or (by is not None and (alpha, label) != (None, None)):
         raise ConfigError(
             "a split is by a feature, or over a number of clients, which may have alpha and label. Pass by (--by), or "
@@ -183,7 +184,7 @@ def _parts(
 
 
 def _named(found: Mapping[str, tuple[_Numbers, ...]], classes: Sequence[str], by: str) -> dict[str, _Numbers]:
-    """The parts by names that folders can have: characters that they cannot are written as in URLs, ``%2F``."""
+    """Map folder names to the clients' parts; characters that folders cannot have are written as in URLs, ``%2F``."""
     named = {}
     for text, (numbers,) in found.items():
         name = classes[int(text)] if classes and 0 <= int(text) < len(classes) else text
@@ -200,7 +201,7 @@ def _named(found: Mapping[str, tuple[_Numbers, ...]], classes: Sequence[str], by
 
 
 def _values(examples: Examples, name: str) -> NDArray[Any]:
-    """A value for each example: integers, or texts."""
+    """Return a value for each example: integers, or texts."""
     feature = examples.schema.get(name)
     if feature is None or feature.shape != () or feature.encoding not in ("int64", "bytes") or feature.is_image:
         what = "is not there" if feature is None else f"is {feature}"
@@ -229,7 +230,7 @@ def _values(examples: Examples, name: str) -> NDArray[Any]:
 
 
 def _texts(examples: Examples, name: str, ids: _Numbers) -> list[bytes]:
-    """The texts alone, where the index says where they are; a corrupt one is found when its record is copied."""
+    """Return the texts alone if the index has their places; a corrupt one is found when its record is copied."""
     if name not in texts_of(examples.schema, examples.manifest.layout):
         return [one[name] for one in examples.each(ids.tolist())]
     shards, offsets, _ = examples.locate(ids)
@@ -246,7 +247,7 @@ def _texts(examples: Examples, name: str, ids: _Numbers) -> list[bytes]:
 # --- copying ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Job:
-    """One shard of a client: the examples in it."""
+    """One shard of a client, with the examples in it."""
 
     client: str
     number: int
@@ -283,7 +284,7 @@ def _write(examples: Examples, parts: Mapping[str, _Numbers], folder: Path, prog
 
 
 def _jobs_with_records(examples: Examples, parts: Mapping[str, _Numbers]) -> Iterator[tuple[_Job, Iterator[Encoded]]]:
-    """Jobs whose records fit into memory together are read in the order of the directory; a larger one is streamed."""
+    """Yield jobs; those that fit into memory together are read in the directory's order, a larger one is streamed."""
     contents = Contents(examples.schema, examples.manifest.layout)
     group, size = list[_Job](), 0
     for name, numbers in parts.items():
@@ -316,7 +317,7 @@ def _sizes(examples: Examples, numbers: _Numbers) -> _Numbers:
 
 
 def _cut(examples: Examples, numbers: _Numbers, most: int) -> list[_Numbers]:
-    """The examples in pieces of about so many bytes."""
+    """Cut the examples into pieces of approximately this number of bytes."""
     before = np.cumsum(_sizes(examples, numbers)) // most
     return np.split(numbers, np.flatnonzero(np.diff(before)) + 1)
 

@@ -1,4 +1,4 @@
-"""A client's model: which of its weights are shared, which stay, and what is set before each training."""
+"""A client's model: its shared weights, its personal weights, and the values set before each training."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 class LocalModel:
-    """A model that trains for one client after another; between them everything it holds is set anew."""
+    """A model that trains for one client after another; everything it holds is reset in between."""
 
     def __init__(self, make_model: Callable[[], keras.Model], personal: Sequence[str], algorithm: Algorithm) -> None:
         self.model = _made(make_model)
@@ -56,11 +56,11 @@ class LocalModel:
         self.optimizer_state = [(variable, value_of(variable)) for variable in self.model.optimizer.variables]
 
     def weights(self) -> Arrays:
-        """The shared weights as they are made: those of the first round."""
+        """Return the initial shared weights, which are the weights of the first round."""
         return {name: self.initial[name] for name in self.shared}
 
     def set(self, arrays: Arrays) -> None:
-        """Set shared and personal weights; a personal one that is not given is as it was made."""
+        """Set shared and personal weights; a personal weight that is not given gets its initial value."""
         for name, variable in self.shared.items():
             variable.assign(arrays[name])
         for name, variable in self.personal.items():
@@ -79,7 +79,7 @@ class LocalModel:
             correction.assign(corrections[name])
 
     def set_for_evaluation(self, arrays: Arrays) -> None:
-        """Set the weights, with terms of algorithms that add nothing to the loss."""
+        """Set the weights, with algorithm terms that add nothing to the loss."""
         self.set(arrays)
         for name, anchor in self.anchors.items():
             anchor.assign(arrays[name])
@@ -87,7 +87,7 @@ class LocalModel:
             correction.assign(tf.zeros_like(correction))
 
     def seed_states(self, seed: int) -> list[NDArray[Any]]:
-        """States of the seed generators in the model's layers, for a training."""
+        """Return the states of the seed generators in the model's layers, for a training."""
         found = np.random.SeedSequence(seed).generate_state(max(len(self.seeds), 1))
         return [np.array([value & 0x7FFFFFFF, 0], one.dtype) for one, value in zip(self.seeds, found, strict=False)]
 
@@ -106,7 +106,7 @@ class LocalModel:
 
 
 def value_of(variable: Any) -> NDArray[Any]:
-    """A copy of a variable's value."""
+    """Return a copy of a variable's value."""
     return np.array(keras.ops.convert_to_numpy(variable))
 
 

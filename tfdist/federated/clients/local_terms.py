@@ -1,6 +1,6 @@
-"""Terms in a client's loss that algorithms add: a squared distance, and a correction of gradients.
+"""Terms that algorithms add to a client's loss: a squared distance, and a correction of gradients.
 
-They are regularizers of the weights, which Keras' `fit` and tfdist's strategies compute as a model's own.
+They are regularizers of the weights, which Keras' `fit` and tfdist's strategies compute like a model's own.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class LocalTerms(keras.regularizers.Regularizer):
-    """mu/2 |w - anchor|^2 + <correction, w>, added to what the weight's own regularizer says.
+    """The regularizer mu/2 |w - anchor|^2 + <correction, w>, added to the weight's own regularizer.
 
     Its gradient is mu (w - anchor) + correction.
     """
@@ -34,5 +34,5 @@ class LocalTerms(keras.regularizers.Regularizer):
         return total
 
     def get_config(self) -> dict[str, Any]:
-        """Nothing: a saved model has the weight's own regularizer again."""
+        """Return an empty configuration: a saved model has the weight's own regularizer again."""
         return {}

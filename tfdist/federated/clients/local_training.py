@@ -1,7 +1,7 @@
 """A client's training and evaluation: one model and one graph for all rounds and clients of a process.
 
-Arrays run through a graph that loops over the batches of a training. What has no such graph (a dataset, a strategy, a
-`fit` of the user's) is trained by `fit`, in the same order of examples.
+Arrays run through a graph that loops over the batches of a training. Data or models without such a graph (a dataset, a
+strategy, a `fit` of the user's) are trained by `fit`, in the same order of examples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class TrainTask:
 
 
 class LocalTrainer:
-    """Trains and evaluates for one client after another."""
+    """A trainer and evaluator for one client after another."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class LocalTrainer:
         return {name: change.numpy() for name, change in changes.items()}, _numbers(logs), steps
 
     def _tensors_of(self, arrays: Arrays) -> dict[str, Any]:
-        """The arrays as tensors; those of the same round are converted once for all clients."""
+        """Return the arrays as tensors; those of the same round are converted once for all clients."""
         for name, array in arrays.items():
             if name not in self._sent or self._sent[name][0] is not array:
                 self._sent[name] = (array, tf.convert_to_tensor(array))
@@ -198,7 +198,7 @@ class LocalTrainer:
 
 
 def orders_of(seed: int, examples: int, epochs: int) -> NDArray[np.int32]:
-    """The order of a client's examples in each epoch of a training."""
+    """Return the order of a client's examples in each epoch of a training."""
     generator = np.random.default_rng(seed)
     return np.stack([generator.permutation(examples) for _ in range(epochs)]).astype(np.int32)
 
@@ -210,7 +210,7 @@ def _difference(variable: Any, before: Any) -> Any:
 
 
 def _traced(function: Callable[..., Any], fixed: Any, varying: Any) -> Any:
-    """The function as a graph, traced once for clients with any numbers of examples."""
+    """Return the function as a graph, traced once for clients with any numbers of examples."""
 
     def spec(array: Any, *, is_fixed: bool) -> tf.TensorSpec:
         # an order has a row for each epoch, and all else a row for each example

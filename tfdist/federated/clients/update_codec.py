@@ -1,7 +1,7 @@
-"""Updates of clients as fewer bytes, by the codecs that compress gradients.
+"""Compression of clients' updates by the codecs that compress gradients.
 
 Arrays with two or more axes travel together as one row of numbers, encoded by the client and decoded by the server.
-Biases, scales and statistics are few, and travel whole.
+Biases, scales and statistics have few numbers, and travel whole.
 """
 
 import math
@@ -24,10 +24,10 @@ MEMORY = "memory/row"  # what was left out of a client's updates, in its state
 
 
 class UpdateCodec:
-    """Encodes updates with these arrays; without compression, nothing changes.
+    """An encoder of updates with these arrays; without compression, nothing changes.
 
-    ``has_memory`` says that a client keeps what its updates left out, and adds it to the next one. ``shown`` names the
-    codec; None without compression.
+    ``has_memory``: whether a client keeps what its updates left out, and adds it to the next one. ``shown``: the name
+    of the codec in messages; None without compression.
     """
 
     def __init__(self, compression: str | Codec | None, like: Arrays) -> None:
@@ -53,7 +53,7 @@ class UpdateCodec:
         self._spec = tf.TensorSpec([sum(map(math.prod, self._shapes.values()))], tf.float32)
 
     def encode(self, arrays: Arrays, state: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Return the arrays that a client sends, and those that it keeps of its update besides its state."""
+        """Return the arrays that a client sends, and those that it keeps of its update in addition to its state."""
         if not self._shapes:
             return dict(arrays), {}
         row = np.concatenate([arrays[name].reshape(-1).astype(np.float32, copy=False) for name in self._shapes])
@@ -68,7 +68,7 @@ class UpdateCodec:
         return {ROW: words, **{name: arrays[name] for name in self._whole}}, kept
 
     def decode(self, sent: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """The update that a client has sent; ConfigError if it can be none."""
+        """Return the update that a client has sent; raise ConfigError if it cannot be an update."""
         if not self._shapes:
             return dict(sent)
         words = sent.get(ROW)
@@ -100,7 +100,7 @@ class UpdateCodec:
 
     @property
     def sent_bytes(self) -> int:
-        """Of an update, without headers."""
+        """The bytes of an update, without headers."""
         whole = sum(array.size * max(array.itemsize, 4) for array in self._whole.values())  # changes are wide
         if not self._shapes:
             return whole
@@ -108,7 +108,7 @@ class UpdateCodec:
         return whole + math.prod(shape) * dtype.itemsize
 
     def _wire(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type of an encoded row."""
+        """Return the shape and dtype of an encoded row."""
         elements = int(self._spec.shape[0])
         if _only_rounds(self._codec):
             is_half = self._codec.wire_dtype == tf.float16  # type: ignore[attr-defined]

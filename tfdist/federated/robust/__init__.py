@@ -1,1 +1,1 @@
-"""Rules that combine the updates of clients, some of which may lie."""
+"""Rules that combine clients' updates and withstand clients that lie."""

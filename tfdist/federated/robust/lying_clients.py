@@ -24,23 +24,23 @@ ATTACKS: dict[str, float | None] = {"sign-flip": 1.0, "alie": 1.5, "ipm": 0.5, "
 
 @dataclass(frozen=True)
 class Liars:
-    """A part of a simulation's clients that lies, to see whether training survives it.
+    """A fraction of a simulation's clients that lie, to see whether training survives it.
 
     The liars know all updates of a round and agree with each other:
 
     - "sign-flip": -strength times the update of their own training; 1 by default.
     - "alie": the mean of honest updates minus strength times their standard deviation; 1.5 by default.
     - "ipm": -strength times the mean of honest updates; 0.5 by default.
-    - "mimic": the update of one honest client, which lies farthest along the direction in which they differ most.
+    - "mimic": the update of one honest client, the farthest along the direction in which the updates differ most.
     - "label-flip": honest training on wrong labels, the last of n in place of the first and so on.
 
     Args:
-        part: of all clients; which ones, their names decide.
-        attack: what they do.
-        strength: of the attack.
+        part: the fraction of all clients that lie; the clients' names decide which ones.
+        attack: the attack, one of those above.
+        strength: the strength of the attack; None: its default.
 
     Raises:
-        ConfigError: part is not between 0 and 1, there is no such attack, or it has no strength.
+        ConfigError: part is not between 0 and 1, the attack is unknown, or it has no strength.
 
     Example:
         >>> Liars(0.2, "sign-flip", strength=10).part
@@ -69,7 +69,7 @@ class Liars:
 
 
 def read(text: str) -> Liars:
-    """The liars of a text such as ``0.2:alie`` or ``0.2:sign-flip:10``."""
+    """Return the liars that a text such as ``0.2:alie`` or ``0.2:sign-flip:10`` describes."""
     part, *rest = text.split(":")
     try:
         strength = float(rest[1]) if len(rest) > 1 else None
@@ -87,12 +87,12 @@ def read(text: str) -> Liars:
 
 
 def among(liars: Liars, clients: Sequence[str]) -> frozenset[str]:
-    """The names of those that lie, by their names alone."""
+    """Return the names of the clients that lie, which depend only on the names."""
     return frozenset(chosen(clients, max(1, round(liars.part * len(clients))), "liars"))
 
 
 def taught(liars: Liars, data: Local, outputs: object) -> Local:
-    """Return the data that a liar trains on: its own, or with wrong labels. ``outputs`` is the model's output shape."""
+    """Return a liar's training data: its own, or with wrong labels. ``outputs`` is the model's output shape."""
     if liars.attack != "label-flip":
         return data
     classes = outputs[-1] if isinstance(outputs, tuple) else None
@@ -130,7 +130,7 @@ class Lie(Update):
 
 
 class Deceived:
-    """An aggregation that is told lies in place of each `Lie`."""
+    """An aggregation that gets lies in place of each `Lie`."""
 
     def __init__(self, aggregation: Aggregation, liars: Liars) -> None:
         self._aggregation, self._liars = aggregation, liars
@@ -161,7 +161,7 @@ def _of_all(updates: Sequence[Arrays], made: Callable[[NDArray[Any]], NDArray[An
 
 
 def _farthest(updates: Sequence[Arrays]) -> int:
-    """The update that lies farthest from the mean along the direction in which updates differ most."""
+    """Return the index of the update that is farthest from the mean along the direction of the largest differences."""
     products = np.zeros((len(updates), len(updates)))
     for name in updates[0]:
         rows = np.stack([one[name].ravel() for one in updates]).astype(np.float64)

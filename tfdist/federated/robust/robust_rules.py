@@ -1,7 +1,7 @@
 """Rules that combine updates of clients, each with the number of liars that it survives.
 
 A liar may send anything, may know all other updates, and may agree with other liars. A rule that survives f of n keeps
-its result near the honest updates whatever f of them send. It is told f, and refuses one that it does not survive.
+its result near the honest updates whatever f of them send. The rule knows f, and refuses an f that it does not survive.
 """
 
 from abc import abstractmethod
@@ -23,9 +23,9 @@ Rows = NDArray[Any]
 
 
 class RobustRule(WholeRule):
-    """An aggregator that survives a number of liars; one of `Median`, `TrimmedMean`, `Krum`, `MultiKrum`, and others.
+    """An aggregator that survives a number of liars, such as `Median`, `TrimmedMean`, `Krum` or `MultiKrum`.
 
-    An update that is not finite is a liar's: it is left out, and counts as one of those that the rule is told of.
+    An update that is not finite comes from a liar: it is left out, and counts as one of ``liars``.
 
     Attributes:
         liars: the number of clients that may send anything.
@@ -34,31 +34,31 @@ class RobustRule(WholeRule):
     liars: int
 
     def survives(self, clients: int) -> int:
-        """Return the largest number of liars among so many clients for which the rule holds; below 0 for none.
+        """Return the largest number of liars among this many clients for which the rule holds; below 0 for none.
 
         Args:
-            clients: how many updates a round has.
+            clients: the number of updates of a round.
         """
         return self._limit(clients)
 
     @abstractmethod
     def _limit(self, clients: int) -> int:
-        """Return the largest number of liars among so many clients for which the rule holds."""
+        """Return the largest number of liars among this many clients for which the rule holds."""
 
     @abstractmethod
     def _combined(self, rows: Rows, liars: int) -> Float:
-        """One row, float64, of finite ones, of which so many may be lies."""
+        """Return one row, float64, combined from finite rows, of which up to ``liars`` may be lies."""
 
     def combine(self, rows: Rows) -> Float:
-        """Return one row of many.
+        """Combine many rows into one.
 
         Args:
-            rows: an update of each client, of any float dtype, shape ``[clients, size]``.
+            rows: the update of each client, of any float dtype, shape ``[clients, size]``.
         Returns:
-            The row of all, float64 ``[size]``; always finite where the honest rows are.
+            The combined row, float64 ``[size]``; always finite if the honest rows are.
         Raises:
-            ConfigError: the rule does not survive so many liars among so few clients, or more rows than it was told of
-                are not finite; the field `workers` has their numbers.
+            ConfigError: the rule does not survive ``liars`` liars among so few clients, or more rows than ``liars`` are
+                not finite; the field `workers` has the numbers of these rows.
 
         Example:
             >>> Median(liars=1).combine(np.array([[1.0], [2.0], [1e30]]))
@@ -86,11 +86,11 @@ class RobustRule(WholeRule):
         return self._combined(rows[finite] if len(broken) else rows, self.liars - len(broken))
 
     def aggregate(self, updates: Sequence[Update], weights: Sequence[float]) -> Arrays:
-        """Return the update of a round; every client counts the same.
+        """Return the combined update of a round; every client has the same weight.
 
         Args:
-            updates: of the clients.
-            weights: not used: the number of examples is what a client says, so a weight by it would be a lever.
+            updates: the clients' updates.
+            weights: not used: clients report their numbers of examples, so a liar could raise its own weight.
         """
         shapes = {name: array.shape for name, array in updates[0].arrays.items()}
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
@@ -106,7 +106,7 @@ def _rows_of(updates: Sequence[Update]) -> Rows:
 
 
 def _are_finite(rows: Rows) -> NDArray[np.bool_]:
-    """Whether each update has finite numbers alone."""
+    """Return whether all numbers of each update are finite."""
     found = np.ones(len(rows), bool)
     for _, values in update_distances.blocks(rows):
         found &= np.isfinite(values).all(axis=1)
@@ -114,7 +114,7 @@ def _are_finite(rows: Rows) -> NDArray[np.bool_]:
 
 
 def _require_survived(rule: RobustRule, clients: int) -> None:
-    """Raise `ConfigError` if a rule does not survive its liars among so many clients."""
+    """Raise `ConfigError` if a rule does not survive its liars among this many clients."""
     most = rule.survives(clients)
     if rule.liars > most or clients < 1:
         survived = f"survives {most} liars" if most >= 0 else "needs more clients even without liars"
@@ -143,8 +143,8 @@ class _Told(RobustRule):
 class Median(_Told):
     """The median of each number over clients; survives fewer liars than half of the clients.
 
-    Each number of the result is between two honest ones. Liars within the spread of the honest still shift it, by more
-    in high dimensions and where clients' data differ; `Mixing` helps there.
+    Each number of the result is between two honest ones. Liars within the spread of the honest updates still shift it,
+    more so in high dimensions and if clients' data differ; `Mixing` helps there.
 
     Args:
         liars: the number of clients that may send anything.
@@ -205,7 +205,7 @@ class MultiKrum(_Told):
     kept; of equal ones, the first.
 
     Args:
-        liars: the number of clients that may send anything, f.
+        liars: f, the number of clients that may send anything.
         keep: the number of updates that are averaged; at most, and by default, n - f.
 
     Example:
@@ -227,7 +227,7 @@ class MultiKrum(_Told):
         return min((clients - self._least) // 2, clients - (self.keep or 1))
 
     def _chosen(self, rows: Rows, liars: int) -> NDArray[np.intp]:
-        """The rows that are kept, the lowest score first."""
+        """Return the rows that are kept, the lowest score first."""
         clients = len(rows)
         nearest = clients - liars - 2
         distances = update_distances.squared_distances(rows)
@@ -243,7 +243,7 @@ class MultiKrum(_Told):
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(MultiKrum):
-    """The one update that lies closest to others; survives f liars among at least 2f + 3 clients.
+    """The single update that lies closest to others; survives f liars among at least 2f + 3 clients.
 
     It is `MultiKrum` with ``keep=1``: always a client's own update, and noisier than a mean.
 
@@ -269,7 +269,7 @@ class GeometricMedian(_Told):
     Args:
         liars: the number of clients that may send anything.
         tolerance: the relative length of the last step.
-        steps: the most steps that are taken.
+        steps: the largest number of steps.
 
     Example:
         >>> GeometricMedian(liars=1).combine(np.array([[0.0, 0.0], [0.0, 0.0], [1e30, 0.0]]))
@@ -305,7 +305,7 @@ class GeometricMedian(_Told):
 
 
 def _weiszfeld(point: Float, rows: Rows, distances: Float) -> Float:
-    """One step, also from a point that is an update itself (Y. Vardi and C.-H. Zhang, 2000)."""
+    """Return the point after one step, which may start from an update itself (Y. Vardi and C.-H. Zhang, 2000)."""
     here = distances == 0.0
     weights = np.where(here, 0.0, 1.0 / np.where(here, 1.0, distances))
     others = update_distances.mean_of(rows, weights)
@@ -320,7 +320,7 @@ def _weiszfeld(point: Float, rows: Rows, distances: Float) -> Float:
 class NormClipping(_Told):
     """The mean of updates that are scaled down to a common norm; survives fewer liars than half of the clients.
 
-    What a liar can move the mean is bounded, by ``limit / n``; a small lie in a consistent direction is not noticed.
+    A liar can move the mean by at most ``limit / n``; a small lie in a consistent direction is not noticed.
 
     Args:
         liars: the number of clients that may send anything.
@@ -344,10 +344,10 @@ class NormClipping(_Told):
         return _minority(clients)
 
     def clipped(self, updates: Sequence[Update]) -> int:
-        """Return how many updates are scaled down; one that is not finite is left out instead.
+        """Return the number of updates that are scaled down; one that is not finite is left out instead.
 
         Args:
-            updates: of the clients.
+            updates: the clients' updates.
         """
         rows = _rows_of(updates)
         return int(np.count_nonzero(self._factors(rows[_are_finite(rows)]) < 1))
@@ -375,13 +375,13 @@ class NormClipping(_Told):
 
 @dataclass(frozen=True)
 class Mixing(RobustRule):
-    """Replaces each update by the mean of the n - f nearest, itself included, before another rule combines them.
+    """A rule that replaces each update by the mean of its n - f nearest, itself included, before another rule.
 
-    Clients whose data differ send updates that differ, among which liars hide; mixed, honest updates are closer to
-    their mean. It survives what the other rule does.
+    Clients whose data differ send updates that differ, among which liars can hide; after mixing, honest updates are
+    closer to their mean. It survives as many liars as the other rule.
 
     Args:
-        rule: the rule that combines the mixed updates; it says how many liars there are.
+        rule: the rule that combines the mixed updates, and has the number of liars.
 
     Example:
         >>> Mixing(Median(liars=1)).combine(np.array([[0.0], [1.0], [5.0], [1e30]])).round(3)

@@ -16,7 +16,7 @@ Float = NDArray[np.float64]
 
 
 def blocks(updates: NDArray[Any]) -> Iterator[tuple[slice, Float]]:
-    """Yield ranges of columns, and the updates there in float64."""
+    """Yield ranges of columns, and the updates in these columns as float64."""
     count, size = updates.shape
     width = max(1, _BLOCK_NUMBERS // max(count, 1))
     for begin in range(0, size, width):
@@ -25,7 +25,7 @@ def blocks(updates: NDArray[Any]) -> Iterator[tuple[slice, Float]]:
 
 
 def squared_distances(updates: NDArray[Any]) -> Float:
-    """The squared distance of each pair, float64 ``[n, n]``; infinite where it is larger than any float64."""
+    """Return the squared distance of each pair, float64 ``[n, n]``; infinite if it exceeds every float64."""
     count = len(updates)
     total = np.zeros((count, count))
     with np.errstate(over="ignore"):
@@ -37,7 +37,7 @@ def squared_distances(updates: NDArray[Any]) -> Float:
 
 
 def squared_distances_to(point: Float, updates: NDArray[Any]) -> Float:
-    """The squared distance of each update from one point, float64 ``[n]``."""
+    """Return the squared distance of each update from one point, float64 ``[n]``."""
     total = np.zeros(len(updates))
     with np.errstate(over="ignore"):
         for columns, values in blocks(updates):
@@ -47,7 +47,7 @@ def squared_distances_to(point: Float, updates: NDArray[Any]) -> Float:
 
 
 def mean_of(updates: NDArray[Any], weights: Float) -> Float:
-    """The weighted mean, in float64; an update of weight 0 counts for nothing, whatever it holds."""
+    """Return the weighted mean, in float64; an update of weight 0 counts for nothing, whatever it holds."""
     there = np.flatnonzero(weights)
     factors = weights[there] / weights[there].sum()
     result = np.empty(updates.shape[1])

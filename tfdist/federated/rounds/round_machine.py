@@ -1,7 +1,7 @@
 """The state machine of rounds: select, configure, train, aggregate, evaluate.
 
-A driver tells it events and does the actions that it returns. The state is a function of the rules and the events
-alone, so a server that was killed replays its journal, tells `Restarted`, and goes on.
+A driver passes events to the machine and carries out the actions that it returns. The state is a function of the rules
+and the events alone. So a server that was killed replays its journal, passes `Restarted`, and continues.
 """
 
 import enum
@@ -27,9 +27,9 @@ class Phase(enum.StrEnum):
 
 
 def chosen(clients: Iterable[str], count: int, *salt: object) -> tuple[str, ...]:
-    """``count`` of the clients, or all where there are fewer, in an order that the salt decides.
+    """Return ``count`` of the clients, or all if there are fewer, in an order that the salt decides.
 
-    Each client's place depends on its own name and the salt alone.
+    Each client's place depends only on its own name and the salt.
 
     Example:
         >>> chosen(["a", "b", "c"], 2, "seed 0", "round 0")
@@ -40,7 +40,7 @@ def chosen(clients: Iterable[str], count: int, *salt: object) -> tuple[str, ...]
 
 
 def sampled(clients: Iterable[str], rate: float, *salt: object) -> tuple[str, ...]:
-    """Each of the clients with this probability, in an order that the salt decides as well.
+    """Return a sample in which each client is with this probability, in an order that the salt decides as well.
 
     Example:
         >>> sampled(["a", "b", "c", "d"], 0.5, "secret", "round 1")
@@ -84,11 +84,11 @@ class RoundMachine:
         return self.phase in (Phase.DONE, Phase.FAILED)
 
     def start(self) -> list[Action]:
-        """The first actions of a run."""
+        """Return the first actions of a run."""
         return [self._deadline(self.rules.select_seconds)]
 
     def handle(self, event: Event) -> list[Action]:
-        """Take an event; what is late, unknown or said twice changes nothing."""
+        """Handle an event and return the actions; an event that is late, unknown or repeated changes nothing."""
         reason = self.refusal(event)
         if reason:
             return [messages.Ignored(getattr(event, "client", ""), reason)]
@@ -96,7 +96,7 @@ class RoundMachine:
         return handler(event)
 
     def refusal(self, event: Event) -> str:
-        """Return the reason to ignore the event; "" where it counts, and where a driver keeps what comes with it."""
+        """Return the reason to ignore the event; "" if it counts and a driver must keep what comes with it."""
         if isinstance(event, messages.Restarted):
             return "the run is over" if self.phase is Phase.DONE and self.round >= self.rules.rounds else ""
         if isinstance(event, messages.Joined | messages.Left):
@@ -287,7 +287,7 @@ class RoundMachine:
 
     # --- state --------------------------------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
-        """The state as JSON, for `restore`."""
+        """Return the state as JSON, for `restore`."""
         return {
             "round": self.round,
             "attempt": self.attempt,
@@ -302,7 +302,7 @@ class RoundMachine:
 
     @classmethod
     def restore(cls, rules: RoundRules, state: dict[str, Any]) -> "RoundMachine":
-        """The machine that `state` describes."""
+        """Return the machine that `state` describes."""
         machine = cls(rules)
         machine.round, machine.attempt, machine.phase = state["round"], state["attempt"], Phase(state["phase"])
         machine._available = set(state["available"])
@@ -313,7 +313,7 @@ class RoundMachine:
 
 
 def weighted_metrics(answers: Sequence[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """The mean of metrics by examples; a metric that some do not have is the mean over those that do.
+    """Return the mean of metrics by examples; if some clients lack a metric, its mean is over the others.
 
     Example:
         >>> weighted_metrics([(1, {"loss": 1.0}), (3, {"loss": 5.0, "accuracy": 0.5})])

@@ -1,4 +1,4 @@
-"""Events, which the world tells the state machine of rounds, and actions, which it asks for; both are JSON."""
+"""The events that a driver passes to the state machine of rounds, and the actions that it returns; both as JSON."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from tfdist.errors import CorruptDataError
 # --- events -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Joined:
-    """A client is there, for the first time or again."""
+    """A client is connected, for the first time or again."""
 
     client: str
 
@@ -35,7 +35,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Trained:
-    """A client's update is here, and kept by the driver."""
+    """A client's update has arrived, and the driver keeps it."""
 
     round: int
     attempt: int
@@ -45,7 +45,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class ClientFailed:
-    """A client says that it cannot train or evaluate."""
+    """A client reports that it cannot train or evaluate."""
 
     round: int
     attempt: int
@@ -55,7 +55,7 @@ class ClientFailed:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The weights of the next round are made, and kept by the driver."""
+    """The weights of the next round are computed, and the driver keeps them."""
 
     round: int
     attempt: int
@@ -63,7 +63,7 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class AggregationFailed:
-    """The updates could not be made one, for instance because too few clients unmasked a secure sum."""
+    """The updates could not be aggregated, for instance because too few clients unmasked a secure sum."""
 
     round: int
     attempt: int
@@ -122,7 +122,7 @@ Event = (
 # --- actions ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SetDeadline:
-    """Send `DeadlinePassed` with the same fields after so many seconds; it replaces the deadline before it."""
+    """Send `DeadlinePassed` with the same fields after this number of seconds; it replaces the previous deadline."""
 
     round: int
     attempt: int
@@ -206,7 +206,7 @@ class EndRound:
 
 @dataclass(frozen=True)
 class Ignored:
-    """An event changed nothing; the reason is for a log, and for the client."""
+    """An event was ignored; the reason is for a log, and for the client."""
 
     client: str
     reason: str
@@ -238,7 +238,7 @@ _KINDS: dict[Any, type | tuple[type, ...]] = {int: int, str: str, tuple[str, ...
 
 
 def to_json(event: Event) -> str:
-    """An event as one line of a journal.
+    """Return an event as one line of a journal.
 
     Example:
         >>> to_json(Joined("berlin"))
@@ -248,7 +248,7 @@ def to_json(event: Event) -> str:
 
 
 def from_json(text: str | bytes) -> Event:
-    """The event of a line that `to_json` wrote.
+    """Return the event of a line that `to_json` wrote.
 
     Example:
         >>> from_json('{"event": "Joined", "client": "berlin"}')

@@ -13,11 +13,11 @@ EvaluateOn = Literal["server", "clients", "nothing"]
 class RoundRules:
     """The rules of a run; the same for all of its rounds.
 
-    `target` updates end the training of a round. `spare` more clients are asked, so that slow ones need not be waited
-    for. At the deadline, `minimum` updates are enough.
+    `target` updates end the training of a round. `spare` more clients are asked, so that a round need not wait for slow
+    ones. At the deadline, `minimum` updates are enough.
 
-    With a `rate`, each client that is there is asked with this probability, by itself, and a round has as many as that
-    gives, even none: `target` is their expected number, and ends nothing.
+    With a `rate`, each connected client is asked with this probability, independently of the others. A round then has
+    as many clients as that gives, even none: `target` is their expected number, and does not end the training.
     """
 
     rounds: int

@@ -1,1 +1,1 @@
-"""Federated runs of real processes: a server that drives the rounds, and clients that train."""
+"""Federated runs over real processes: a server that drives the rounds, and clients that train."""

@@ -20,10 +20,10 @@ _TASK = ("round", "attempt", "client", "seed", "arrays")
 
 
 class LedTrainer:
-    """The trainer of the chief, whose calls the other workers make too, with the chief's arguments.
+    """The trainer of the chief, whose calls the other workers repeat with the chief's arguments.
 
-    Guaranteed: what a client of one process answers, within the rounding of sums, as all workers train on the same data
-    in one strategy.
+    Guaranteed: the answers of a client with one process, within the rounding of sums, because all workers train on the
+    same data in one strategy.
     """
 
     def __init__(self, trainer: LocalTrainer, workers: Workers) -> None:
@@ -42,11 +42,11 @@ class LedTrainer:
         return self._trainer.evaluate(weights, data, state)
 
     def wait(self) -> None:
-        """Let the others wait on, which else would take the chief for lost."""
+        """Keep the other workers waiting, which otherwise would take the chief for lost."""
         self._tell({"what": "wait"})
 
     def end(self) -> None:
-        """Let the others end."""
+        """Let the other workers end."""
         self._tell({"what": "end"})
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class LedTrainer:
 
 
 def follow(trainer: LocalTrainer, data: Local, workers: Workers) -> None:
-    """Do at another worker than the chief what the chief does, until it ends."""
+    """Repeat the calls of the chief on another worker, until the chief ends."""
     while True:
         message = unpack_whole(_handed_out(workers, b""))
         if message["what"] == "end":
@@ -66,7 +66,7 @@ def follow(trainer: LocalTrainer, data: Local, workers: Workers) -> None:
 
 
 def workers_of(trainer: LocalTrainer) -> Workers | None:
-    """Return the workers of a client whose processes share its training; None where there is one process."""
+    """Return the workers of a client whose processes share its training; None if there is one process."""
     found = cluster.from_environment()
     if found.num_workers == 1:
         return None
@@ -91,7 +91,7 @@ def workers_of(trainer: LocalTrainer) -> Workers | None:
 
 
 def _handed_out(workers: Workers, frame: bytes) -> bytes:
-    """The chief's frame, on every worker."""
+    """Return the chief's frame, on every worker."""
     length = int(workers.gather([len(frame)])[0, 0])
     mine = np.frombuffer(frame, np.uint8) if workers.is_chief else np.zeros(length, np.uint8)
     return bytes(workers.from_chief(tf.constant(mine)).numpy().tobytes())

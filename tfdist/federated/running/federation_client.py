@@ -1,4 +1,4 @@
-"""A run at a client: it answers what the server asks, and gives an answer that was lost on its way once more."""
+"""A run on a client, which answers the server's questions, and repeats an answer that was lost on its way."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ _Answer = dict[str, Any]
 
 
 class FederationClient:
-    """Answers the questions of a server about one client's data."""
+    """The side of a run that answers the questions of a server about one client's data."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class FederationClient:
                 link.send(self.answer(message))
 
     def _check_run(self, run: object) -> None:
-        """A client that has begun takes part in one run: another one would train on the same weights again."""
+        """Refuse a second run: a client that has begun would train on the same weights again."""
         if self._run is None and isinstance(run, str):
             self._run = run
         if run != self._run:
@@ -67,7 +67,7 @@ class FederationClient:
             )
 
     def answer(self, message: Mapping[str, Any]) -> _Answer:
-        """The answer to a question; to the same question, the same answer."""
+        """Return the answer to a question; the same question gets the same answer."""
         what, turn = message.get("what"), (message.get("round"), message.get("attempt"))
         secure = message.get("secure")
         session = secure.get("session") if isinstance(secure, Mapping) else message.get("session")

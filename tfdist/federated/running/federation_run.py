@@ -1,4 +1,4 @@
-"""The run that server and client derive, alike, from the application, the list of clients and the options."""
+"""The run that server and client derive independently from the application, the list of clients and the options."""
 
 import functools
 import math
@@ -39,7 +39,7 @@ class Common:
         layout: the layout of an update as a vector.
         sums: the settings of secure aggregation; None without it.
         code: the code of values as integers; None without secure aggregation.
-        noise: the noise of a client in a secure sum; None without privacy, and where the server adds the noise.
+        noise: the noise of a client in a secure sum; None without privacy, and if the server adds the noise.
         largest: the largest number of bytes of a message.
     """
 
@@ -60,7 +60,7 @@ class Common:
 def common(
     app: App, trainer: LocalTrainer, federation: Federation, *, rounds: int, seed: int, sums: SecureSums | None
 ) -> Common:
-    """Everything that is checked before the first round."""
+    """Check everything that can be checked before the first round, and return the common settings."""
     clients = _names(app, federation)
     rules = app.rules(rounds=rounds, clients=len(clients), seed=seed, secure=sums is not None)
     state = app.algorithm.begin(trainer.local.weights())
@@ -172,7 +172,7 @@ def take_part(
 ) -> str:
     """Answer a server until its run ends; return the run's error, "" if there is none.
 
-    Of several workers of one client the chief answers, and the others train and evaluate along with it.
+    If a client has several workers, the chief answers, and the others train and evaluate along with it.
     """
     trainer = app.trainer()
     workers = workers_of(trainer)
@@ -198,7 +198,7 @@ def take_part(
 
 
 def _names(app: App, federation: Federation) -> tuple[str, ...]:
-    """The clients of the application; those on the list where it names none."""
+    """Return the clients of the application; if it names none, the clients on the list."""
     is_unnamed = app.clients is None and callable(app.client_data)
     names = tuple(sorted(federation.clients)) if is_unnamed else app.names()
     unknown = [name for name in names if name not in federation.clients]

@@ -1,4 +1,4 @@
-"""A run at its server: the rounds of the state machine, with clients that connect, answer, leave and come back."""
+"""A run on its server: the rounds of the state machine, with clients that connect, answer, leave and come back."""
 
 import time
 from collections import deque
@@ -27,9 +27,9 @@ _Turn = tuple[int, int]
 
 
 class FederationServer:
-    """Does the actions of a session with the clients of a hub.
+    """The driver that carries out the actions of a session with the clients of a hub.
 
-    ``told`` is told what a user should know: who came, who left, what was refused.
+    ``told`` is called with news for the user: which clients came, which left, and what was refused.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FederationServer:
         return self._session.machine.round, self._session.machine.attempt
 
     def run(self) -> None:
-        """All rounds; DeadlineError if one fails too often."""
+        """Run all rounds; raise DeadlineError if one fails too often."""
         if self._secure is not None:
             self._ask_all(self._secure.resume(self._turn))
             self._wait_for_masking()
@@ -233,7 +233,7 @@ class FederationServer:
 
     # --- secure sums --------------------------------------------------------------------------------------------------
     def _wait_for_masking(self) -> None:
-        """Two questions before the training and two after it have half of the time for getting ready each."""
+        """Set the deadline of a masking question: half of the set-up time."""
         if self._secure is not None and self._secure.phase in QUESTIONS:
             self._masking_until = self._clock() + self._session.rules.configure_seconds / 2
 
@@ -249,7 +249,7 @@ class FederationServer:
             self._masking_over()
 
     def _masking_over(self) -> None:
-        """End a phase of the sum: all have answered, or time is over."""
+        """End a phase of the sum, because all clients have answered or its time is over."""
         assert self._secure is not None
         self._masking_until = None
         turn = self._turn
@@ -270,7 +270,7 @@ class FederationServer:
         self._wait_for_masking()
 
     def _end_sum(self) -> None:
-        """All updates are here: remove their masks. After a restart that may have begun already."""
+        """Remove the masks when all updates have arrived. After a restart that may have begun already."""
         assert self._secure is not None
         if self._secure.is_complete:
             self._complete()
@@ -313,7 +313,7 @@ def session_of(
     resume: bool,
     masked_bytes: int | None,
 ) -> FederatedSession:
-    """The session of a run, with the weights that the application's model begins with."""
+    """Return the session of a run, with the initial weights of the application's model."""
     test = None if app.test_data is None else local_data(app.test_data, "test_data")
     return FederatedSession(
         app,

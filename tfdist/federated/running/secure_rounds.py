@@ -1,7 +1,7 @@
 """The server's secure sums in the rounds of a run: one for each attempt, kept on the disk until it is complete.
 
-Selected clients agree on keys before they train, so an update leaves its client under masks. The state is kept at every
-step after the clients are ready: a server that is killed goes on with the same sum, and asks for nothing twice.
+Selected clients agree on keys before they train, so an update leaves its client under masks. The state is saved at
+every step after the clients are ready: a server that is killed resumes the same sum, and asks for nothing twice.
 """
 
 import json
@@ -46,12 +46,12 @@ class SecureRounds:
 
     @property
     def phase(self) -> Phase:
-        """DONE where there is no sum."""
+        """The current phase; DONE if there is no sum."""
         return Phase.DONE if self._masking is None else self._masking.phase
 
     @property
     def awaited(self) -> frozenset[str]:
-        """The clients that are still asked in this phase."""
+        """The clients whose answers in this phase are still awaited."""
         return frozenset() if self._masking is None else self._masking.awaited
 
     def begin(self, turn: tuple[int, int], clients: Iterable[str]) -> Asks:
@@ -67,11 +67,11 @@ class SecureRounds:
         return {"session": self._masking.plan.session, **self._masking.sent[client]}
 
     def has_upload(self, client: str) -> bool:
-        """Whether the client's vector is in the sum: it need not come again after a restart."""
+        """Return whether the client's vector is in the sum, so that it need not be sent again after a restart."""
         return self.boxes_of(client) is not None and self._masking is not None and client in self._masking.answered
 
     def receive(self, client: str, question: str, answer: dict[str, Any]) -> None:
-        """Take an answer; ProtocolError if it cannot be right."""
+        """Take an answer; raise ProtocolError if it cannot be right."""
         masking = self._masking
         phase = next((phase for phase, name in QUESTIONS.items() if name == question), Phase.UPLOAD)
         if masking is None or answer.get("session") != masking.plan.session:
@@ -81,12 +81,12 @@ class SecureRounds:
             self._keep()
 
     def drop(self, client: str) -> None:
-        """Wait for this client no longer."""
+        """Stop waiting for this client."""
         if self._masking is not None:
             self._masking.drop(client)
 
     def advance(self) -> Asks:
-        """End a phase; return what to ask next. AbortedError if too few clients are left."""
+        """End a phase and return what to ask next; raise AbortedError if too few clients are left."""
         if self._masking is None:
             raise AbortedError("the masked updates are lost: the server was killed, and began again without a folder.")
         send = self._masking.advance()
@@ -95,15 +95,15 @@ class SecureRounds:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is a sum, and it can be read."""
+        """Whether there is a sum that can be read."""
         return self._masking is not None and self._masking.phase == Phase.DONE
 
     def ready(self) -> tuple[str, ...]:
-        """The clients that can mask their updates."""
+        """Return the clients that can mask their updates."""
         return tuple(self._masking.sent) if self._masking is not None and self.phase == Phase.UPLOAD else ()
 
     def mean(self, clients: Iterable[str], weight: float) -> dict[str, NDArray[np.float64]]:
-        """The weighted mean of the clients' updates, when the sum is complete."""
+        """Return the weighted mean of the clients' updates, when the sum is complete."""
         assert self._masking is not None
         if set(clients) != set(self._masking.survivors):
             raise AbortedError("the sum has other clients than the round; it is not used.")
@@ -122,7 +122,7 @@ class SecureRounds:
             self._path.unlink(missing_ok=True)
 
     def resume(self, turn: tuple[int, int]) -> Asks:
-        """Go on with the sum of this attempt that is on the disk; return what has to be asked again."""
+        """Resume the sum of this attempt from the disk; return what has to be asked again."""
         if self._path is None or not self._path.exists():
             return {}
         try:
@@ -160,9 +160,9 @@ class SecureRounds:
 
 
 class SecureMember:
-    """A client's secure sums: one at a time, and for each round at most one that is revealed.
+    """A client's secure sums: one at a time, and at most one for each round that is revealed.
 
-    ``noise`` is what privacy has it add to its part of a sum.
+    ``noise`` is the noise that the client adds to its part of a sum, for privacy.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class SecureMember:
         self.clipping = ""
 
     def answer(self, message: Mapping[str, Any]) -> Any:
-        """The answer to a question of the server."""
+        """Return the answer to a question of the server."""
         question, session = message.get("what"), message.get("session")
         if question == "keys":
             return self._begin(message, session)
@@ -201,7 +201,7 @@ class SecureMember:
         raise ProtocolError(f"the server asks {question!r}, which no secure sum has.", name=self._name)
 
     def masked(self, given: object, arrays: Mapping[str, NDArray[Any]], weight: float) -> Any:
-        """An update under masks; `clipping` says how much of it was clipped."""
+        """Return an update under masks; `clipping` says how much of it was clipped."""
         if not isinstance(given, Mapping):
             raise ProtocolError("the server asks for an update without masks.", name=self._name)
         client = self._of(given.get("session"))

@@ -1,4 +1,4 @@
-"""Floats as integers whose sum modulo 2^bits is exact: what each bit is for, and the check that no sum overflows.
+"""Floats as integers whose sum modulo 2^bits is exact: the use of each bit, and the check that no sum overflows.
 
 A value is clipped to [-clip, clip] and rounded to a signed integer of `value_bits`; a client multiplies it by its
 weight. The sum over all clients fits if bits(value) + bits(weight) + ceil(log2(clients)) <= bits.
@@ -27,11 +27,11 @@ class FixedPoint:
     """The code of one round.
 
     Attributes:
-        clip: the largest magnitude of a value; what is beyond is clipped, and counted.
-        value_bits: of a value with its sign.
+        clip: the largest magnitude of a value; larger values are clipped, and counted.
+        value_bits: the bits of a value with its sign.
         largest_weight: the largest weight of a client, an integer.
-        clients: the most clients whose vectors are added.
-        bits: of a word, 32 or 64.
+        clients: the largest number of clients whose vectors are added.
+        bits: the bits of a word, 32 or 64.
     """
 
     clip: float
@@ -63,7 +63,7 @@ class FixedPoint:
         return (1 << (self.value_bits - 1)) - 1
 
     def encode(self, values: NDArray[np.floating], weight: int) -> tuple[Words, int]:
-        """The weighted words of a flat array, and how many values were clipped."""
+        """Return the weighted words of a flat array, and the number of values that were clipped."""
         validation.integer("weight", weight, minimum=0, maximum=self.largest_weight)
         exact = np.float32 if values.dtype == np.float32 and self.value_bits <= _EXACT_FLOAT32 else np.float64
         scaled = np.multiply(values, self.largest / self.clip, dtype=exact)
@@ -80,5 +80,5 @@ class FixedPoint:
         return integers.view(word_type(self.bits)), clipped
 
     def decode(self, words: Words) -> NDArray[np.float64]:
-        """The sum of all weighted values that these summed words stand for."""
+        """Return the sum of all weighted values that these summed words stand for."""
         return words.view(f"<i{self.bits // 8}").astype(np.float64) * (self.clip / self.largest)

@@ -1,6 +1,6 @@
-"""Masks: the keystream of ChaCha20 as words of 32 or 64 bits, added to a vector or taken from it modulo 2^bits.
+"""Masks: the keystream of ChaCha20 as words of 32 or 64 bits, added to a vector or subtracted from it modulo 2^bits.
 
-A key has 256 bits and is used for one mask alone, which is why counter and nonce start at zero. Blocks are small enough
+A key has 256 bits and is used for only one mask, which is why counter and nonce start at zero. Blocks are small enough
 for the processor's cache, so that a mask costs one pass over the vector and no memory.
 
 Sources: RFC 8439 (ChaCha20), RFC 7748 (X25519), RFC 5869 (HKDF).
@@ -24,27 +24,27 @@ Words = NDArray[np.unsignedinteger]
 
 
 def word_type(bits: int) -> np.dtype[np.unsignedinteger]:
-    """The type of words that wrap modulo 2^bits; little-endian, as they travel."""
+    """Return the type of words that wrap modulo 2^bits; little-endian, as they travel."""
     return np.dtype({32: "<u4", 64: "<u8"}[bits])
 
 
 def derived_key(secret: bytes, purpose: bytes) -> bytes:
-    """A key for one purpose from a shared or random secret."""
+    """Return a key for one purpose, derived from a shared or random secret."""
     return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=purpose).derive(secret)
 
 
 def agreed_secret(private: bytes, public: bytes) -> bytes:
-    """The secret that two clients share by X25519; ValueError for a public key that would make it known to all."""
+    """Return the secret that two clients share by X25519; raise ValueError if the public key would reveal it to all."""
     return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
 
 
 def public_key(private: bytes) -> bytes:
-    """The public key of a private one."""
+    """Return the public key of a private one."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def apply_masks(words: Words, *, added: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> None:
-    """Add the masks of some keys to ``words`` and take those of others from it, in place."""
+    """Add the masks of some keys to ``words`` and subtract those of others, in place."""
     for key in added:
         _apply(words, key, np.add)
     for key in removed:

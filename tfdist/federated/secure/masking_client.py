@@ -1,11 +1,11 @@
-"""The client's side of a secure sum: five answers in a fixed order, after each of which there is no way back.
+"""The client's side of a secure sum: five answers in a fixed order, none of which can be taken back.
 
 1. `advertise`: signed public keys, made for this sum alone.
 2. `share`: shares of the client's two secrets, sealed for each neighbour. One secret makes its masks with other
-   clients, and is needed if it is lost; the other makes a mask of its own, and is needed if its vector has arrived.
+   clients, and is needed if the client is lost. The other makes a mask of its own, and is needed if its vector arrived.
 3. `upload`: the vector under all these masks, uniform without one of them.
-4. `confirm`: a signature over who has uploaded, as this client was told.
-5. `reveal`: once enough clients have signed the same, one share for each neighbour, and never both.
+4. `confirm`: a signature over the list of clients that have uploaded, as this client received it.
+5. `reveal`: once enough clients have signed the same list, one share for each neighbour, and never both.
 
 A client that refuses a message answers no further one. Nothing here opens a socket or reads a clock.
 
@@ -52,13 +52,13 @@ class Phase(IntEnum):
 
 
 def pair_key(private: bytes, public: bytes, plan: MaskingPlan, own: str, peer: str) -> bytes:
-    """The key of the mask that two clients share, from the private key of one and the peer's public one."""
+    """Return the key of the mask that two clients share, from one private key and the peer's public key."""
     secret = masking_plan.agreed(peer, private, public)
     return derived_key(secret, masking_plan.statement(plan.digest, "mask", *sorted((own, peer))))
 
 
 def self_key(seed: bytes, plan: MaskingPlan, name: str) -> bytes:
-    """The key of a client's mask of its own."""
+    """Return the key of a client's mask of its own."""
     return derived_key(seed, masking_plan.statement(plan.digest, "own mask", name))
 
 
@@ -66,11 +66,11 @@ class MaskingClient:
     """One client in one secure sum.
 
     Args:
-        plan: which the client has built itself.
-        name: of this client.
-        identity: its signing key.
+        plan: the plan, which the client has built itself.
+        name: the name of this client.
+        identity: the signing key of this client.
         roster: the public signing key of every known client, which does not come from the server.
-        entropy: random bytes.
+        entropy: a function that returns this number of random bytes.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MaskingClient:
         self._outcome = b""
 
     def advertise(self) -> bytes:
-        """Public keys and a commitment to the seed of the own mask, signed."""
+        """Return public keys and a commitment to the seed of the own mask, signed."""
         with self._answering(Phase.ADVERTISE):
             keys = public_key(self._box_secret) + public_key(self._mask_secret) + hashlib.sha256(self._seed).digest()
             said = masking_plan.advert_statement(self.plan, self.name, keys)
@@ -105,7 +105,7 @@ class MaskingClient:
             return self._advert
 
     def share(self, adverts: object) -> dict[str, bytes]:
-        """A sealed box with a share of each secret, for each neighbour."""
+        """Return for each neighbour a sealed box with a share of each secret."""
         with self._answering(Phase.SHARE):
             self._adverts = self._checked_adverts(adverts)
             keys = masking_plan.keys_digest(self.plan, self._adverts)
@@ -126,7 +126,7 @@ class MaskingClient:
             return boxes
 
     def upload(self, sharers: object, boxes: object, words: Words) -> Words:
-        """The vector under the mask of this client and those that it shares with neighbours."""
+        """Return the vector under this client's own mask and the masks that it shares with neighbours."""
         if words.dtype != word_type(self.plan.bits) or words.shape != (self.plan.length,):
             raise ConfigError(
                 f"the vector has {words.dtype} of shape {words.shape}; this sum takes {self.plan.length} words of "
@@ -155,7 +155,7 @@ class MaskingClient:
             return masked
 
     def confirm(self, survivors: object, lost: object) -> bytes:
-        """A signature over whose vectors have arrived, and whose have not."""
+        """Return a signature over which vectors have arrived, and which have not."""
         with self._answering(Phase.CONFIRM):
             self._survivors = masking_plan.checked_names(self.plan, survivors)
             gone = masking_plan.checked_names(self.plan, lost)
@@ -171,7 +171,7 @@ class MaskingClient:
             return masking_plan.sign(self._identity, self._outcome)
 
     def reveal(self, confirmations: object) -> dict[str, bytes]:
-        """For each neighbour the share that removes its mask from the sum, when enough clients were told the same."""
+        """Return for each neighbour the share that removes its mask, if enough clients have received the same list."""
         with self._answering(Phase.REVEAL):
             signatures = masking_plan.checked_map(confirmations)
             self._require(set(signatures) <= set(self._survivors), "a confirmation of a client without a vector")
@@ -219,7 +219,7 @@ class MaskingClient:
         return self._adverts[peer][KEY_BYTES : 2 * KEY_BYTES]
 
     def _cipher(self, sender: str, receiver: str) -> ChaCha20Poly1305:
-        """The cipher of one direction: with another pair of names it has another key."""
+        """Return the cipher of one direction; another pair of names has another key."""
         peer = receiver if sender == self.name else sender
         secret = masking_plan.agreed(peer, self._box_secret, self._adverts[peer][:KEY_BYTES])
         return ChaCha20Poly1305(derived_key(secret, masking_plan.statement(self.plan.digest, "box", sender, receiver)))
@@ -238,11 +238,11 @@ class MaskingClient:
 def lost_mask_keys(
     plan: MaskingPlan, private: bytes, lost: str, peers: Mapping[str, bytes]
 ) -> tuple[list[bytes], list[bytes]]:
-    """The keys of the masks with a lost client, from its private key: those that its peers added, and removed."""
+    """Return the keys of the masks that a lost client's peers added, and those that they removed."""
     keys = {peer: pair_key(private, public, plan, lost, peer) for peer, public in peers.items()}
     return [keys[p] for p in keys if p < lost], [keys[p] for p in keys if p > lost]
 
 
 def empty_sum(plan: MaskingPlan) -> Words:
-    """A sum of nothing."""
+    """Return a sum of no vectors."""
     return np.zeros(plan.length, word_type(plan.bits))

@@ -22,24 +22,24 @@ _PROTOCOL = b"tfdist secure sum 1"
 
 
 class ProtocolError(TfdistError, RuntimeError):
-    """A message that breaks the protocol: forged, replayed, swapped, late, or asking for too much; `name` sent it."""
+    """The error of a message that breaks the protocol: forged, replayed, swapped, late or excessive; `name` sent it."""
 
 
 class AbortedError(TfdistError, RuntimeError):
-    """A secure sum ended without a result, and revealed nothing."""
+    """The error of a secure sum that ended without a result, and revealed nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingPlan:
-    """One secure sum. Both sides build it themselves, from their own settings and what the server announces.
+    """The plan of one secure sum. Both sides build it from their own settings and the server's announcement.
 
     Attributes:
         session: random bytes that no other sum has.
-        clients: the names of those who are asked, in order.
-        length: words of a vector.
-        bits: of a word, 32 or 64.
-        threshold: fewer clients than this never get a sum.
-        degree: how many neighbours a client has, and how many shares give a secret back.
+        clients: the names of the clients that are asked, in order.
+        length: the number of words of a vector.
+        bits: the bits of a word, 32 or 64.
+        threshold: the least number of clients whose sum is revealed.
+        degree: the number of neighbours of a client, and the number of shares that recover a secret.
     """
 
     session: bytes
@@ -61,7 +61,7 @@ class MaskingPlan:
         colluding: float | None = 0.1,
         lost: float = 0.1,
     ) -> "MaskingPlan":
-        """The plan for these clients; more than two thirds of them must stay unless told otherwise."""
+        """Return the plan for these clients; more than two thirds must stay unless ``threshold`` says otherwise."""
         names = tuple(sorted(clients))
         count = len(names)
         if count < FEWEST_CLIENTS or len(set(names)) < count:
@@ -89,7 +89,7 @@ class MaskingPlan:
 
 
 def statement(*parts: bytes | str) -> bytes:
-    """A digest of parts with their lengths, so that no two lists of parts have the same."""
+    """Return a digest of parts with their lengths, so that no two lists of parts have the same digest."""
     found = hashlib.sha256(_PROTOCOL)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -109,12 +109,12 @@ def outcome_statement(plan: MaskingPlan, keys: bytes, survivors: Sequence[str], 
 
 
 def keys_digest(plan: MaskingPlan, adverts: Mapping[str, bytes]) -> bytes:
-    """The digest of all adverts: clients that were shown others sign another outcome."""
+    """Return the digest of all adverts: clients that received other adverts sign another outcome."""
     return statement(plan.digest, "all keys", *(part for name in sorted(adverts) for part in (name, adverts[name])))
 
 
 def sign(identity: Ed25519PrivateKey, said: bytes) -> bytes:
-    """A signature of a statement."""
+    """Return a signature of a statement."""
     return identity.sign(said)
 
 
@@ -133,7 +133,7 @@ def check_signature(roster: Mapping[str, bytes], client: str, signature: bytes, 
 
 
 def checked_advert(plan: MaskingPlan, roster: Mapping[str, bytes], client: str, advert: object) -> bytes:
-    """An advert of this length that its client has signed for this sum."""
+    """Return an advert of the right length that its client has signed for this sum; refuse any other."""
     if client not in plan.clients:
         raise ProtocolError(f"client {client} is not part of this sum.", name=client)
     found = checked_bytes(client, advert, ADVERT_BYTES)
@@ -148,7 +148,7 @@ def check_points(client: str, advert: bytes) -> None:
 
 
 def agreed(client: str, private: bytes, public: bytes) -> bytes:
-    """The secret that this client's public key and a private one agree on."""
+    """Return the secret on which this client's public key and a private key agree."""
     try:
         return agreed_secret(private, public)
     except ValueError:
@@ -156,7 +156,7 @@ def agreed(client: str, private: bytes, public: bytes) -> bytes:
 
 
 def checked_bytes(client: str, value: object, length: int) -> bytes:
-    """Bytes of exactly this length."""
+    """Return a value if it is bytes of exactly this length; refuse any other."""
     if not isinstance(value, bytes) or len(value) != length:
         got = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
         raise ProtocolError(f"client {client} sent {got} where {length} bytes belong.", name=client, received=got)
@@ -174,7 +174,7 @@ def checked_names(plan: MaskingPlan, names: object) -> tuple[str, ...]:
 
 
 def checked_map(value: object) -> Mapping[str, object]:
-    """A mapping from names."""
+    """Return a value if it is a mapping from names; refuse any other."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ProtocolError("a message is not a mapping from the names of clients.", received=type(value).__name__)
     return value

@@ -1,4 +1,4 @@
-"""The server's side of a secure sum: it passes sealed messages on, adds masked vectors, and removes the masks.
+"""The server's side of a secure sum: it passes on sealed messages, adds masked vectors, and removes the masks.
 
 It has no secret and draws no random number, so its state follows from the messages that it received. The caller decides
 when a phase ends: when no client is awaited any more, or at a deadline.
@@ -18,10 +18,10 @@ from tfdist.federated.secure.neighbour_graph import neighbours_of
 
 
 class MaskingServer:
-    """One secure sum.
+    """The server's side of one secure sum.
 
     Args:
-        plan: what the clients build as well.
+        plan: the plan, which the clients build as well.
         roster: the public signing key of every known client.
     """
 
@@ -41,7 +41,7 @@ class MaskingServer:
         self.sent: dict[str, dict[str, Any]] = {}  # the questions of this phase
 
     def state(self) -> dict[str, Any]:
-        """Everything but the plan and the roster, for `restore`; of numbers, texts, bytes and arrays."""
+        """Return everything but the plan and the roster, for `restore`, as numbers, texts, bytes and arrays."""
         return {
             "phase": int(self.phase),
             "awaited": sorted(self.awaited),
@@ -56,7 +56,7 @@ class MaskingServer:
 
     @classmethod
     def restore(cls, plan: MaskingPlan, roster: Mapping[str, bytes], state: Mapping[str, Any]) -> "MaskingServer":
-        """The server that `state` describes."""
+        """Return the server that `state` describes."""
         server = cls(plan, roster)
         server.phase, server.awaited = Phase(state["phase"]), frozenset(state["awaited"])
         server._answers, server._adverts, server.sent = dict(state["answers"]), dict(state["adverts"]), state["sent"]
@@ -76,7 +76,7 @@ class MaskingServer:
         return self._survivors
 
     def receive(self, client: str, phase: Phase, answer: object) -> None:
-        """Take an answer; one that cannot be right is refused, and its client is not waited for any longer."""
+        """Take an answer; if it cannot be right, refuse it and stop waiting for its client."""
         if phase != self.phase or client not in self.awaited:
             raise ProtocolError(
                 f"client {client} answered {phase.name.lower()} at {self.phase.name.lower()}; it came too late or "
@@ -88,11 +88,11 @@ class MaskingServer:
         self._answers[client] = self._checked(client, answer)
 
     def drop(self, client: str) -> None:
-        """Wait for this client no longer."""
+        """Stop waiting for this client."""
         self.awaited -= {client}
 
     def advance(self) -> dict[str, dict[str, Any]]:
-        """End the phase; return what each client that is still part of it needs for its next answer."""
+        """End the phase; return for each client that still takes part the data for its next answer."""
         present = tuple(sorted(self._answers))
         if len(present) < self.plan.threshold:
             raise AbortedError(
@@ -115,7 +115,7 @@ class MaskingServer:
         return send
 
     def result(self) -> Words:
-        """The sum of the vectors of `survivors`, when the last phase is over."""
+        """Return the sum of the vectors of `survivors`, when the last phase is over."""
         if self.phase != Phase.DONE:
             raise ProtocolError(f"the sum is at {self.phase.name.lower()}, and there is no result before the end.")
         return self._sum
@@ -207,7 +207,7 @@ class MaskingServer:
         return self._recovered(name, lambda private: public_key(private) == public)
 
     def _recovered(self, name: str, fits: Callable[[bytes], bool]) -> bytes:
-        """A client's secret. If one share is wrong, some run of as many as are needed goes without it."""
+        """Return a client's secret. If one share is wrong, some group of as many shares as needed is without it."""
         needed = self.plan.degree.shares
         places = {holder: place for place, holder in enumerate(self._graph[name], 1)}
         shares = [(place, self._answers[holder][name]) for holder, place in places.items() if holder in self._answers]

@@ -3,10 +3,10 @@
 With all pairs, each of n clients makes n - 1 masks. In a random graph of degree k it makes k, and k grows with log(n):
 the clients stand on a circle in an order that no client chooses, and each has the k / 2 on either side.
 
-A degree is safe if two things hold, but for a chance of 2^-40 over all clients: no client has as many colluding
-neighbours as shares are needed, and the honest clients that stay are connected. A degree is right if, but for a chance
-of 2^-20, every client keeps enough neighbours when some are lost. Both chances are exact hypergeometric tails times the
-number of clients.
+A degree is safe if two things hold, except with a chance of 2^-40 over all clients: no client has as many colluding
+neighbours as shares are needed, and the honest clients that stay are connected. A degree is right if, except with a
+chance of 2^-20, every client keeps enough neighbours when some are lost. Both chances are exact hypergeometric tails
+times the number of clients.
 
 Source: J. H. Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", 2020.
 """
@@ -27,20 +27,20 @@ _RIGHT = 2.0**-20
 
 @dataclass(frozen=True)
 class Degree:
-    """The number of neighbours of a client, and of the shares, theirs and its own, that give its secrets back."""
+    """The number of neighbours of a client, and the number of shares, its own included, that recover its secrets."""
 
     neighbours: int
     shares: int
 
 
 def majority(clients: int) -> int:
-    """More than two thirds of the clients: two such groups share an honest one while fewer than a third lie."""
+    """Return a number above two thirds: two such groups share an honest client if fewer than a third lie."""
     return clients * 2 // 3 + 1
 
 
 @cache
 def safe_degree(clients: int, *, colluding: float | None = 0.1, lost: float = 0.1) -> Degree:
-    """The smallest safe and right degree; all pairs where no smaller one is, and if ``colluding`` is None."""
+    """Return the smallest safe and right degree; all pairs if there is no smaller one, or if ``colluding`` is None."""
     if colluding is not None:
         validation.number("colluding", colluding, minimum=0.0, maximum=0.5)
     validation.number("lost", lost, minimum=0.0, maximum=0.5)
@@ -63,7 +63,7 @@ def safe_degree(clients: int, *, colluding: float | None = 0.1, lost: float = 0.
 
 
 def neighbours_of(clients: Sequence[str], degree: int, seed: bytes) -> dict[str, tuple[str, ...]]:
-    """The neighbours of each client, itself included; the order on the circle follows from the seed alone."""
+    """Return the neighbours of each client, itself included; the order on the circle follows from the seed alone."""
     if degree >= len(clients) - 1:
         return dict.fromkeys(clients, tuple(clients))
     circle = sorted(clients, key=lambda name: hashlib.sha256(seed + name.encode()).digest())
@@ -76,7 +76,7 @@ def neighbours_of(clients: Sequence[str], degree: int, seed: bytes) -> dict[str,
 
 
 def _tail(population: int, marked: int, drawn: int, at_least: int) -> float:
-    """The chance that a random draw without replacement has so many marked ones."""
+    """Return the chance that a random draw without replacement has at least this number of marked ones."""
     ways = sum(
         comb(marked, hit) * comb(population - marked, drawn - hit)
         for hit in range(max(at_least, 0), min(marked, drawn) + 1)
@@ -85,5 +85,5 @@ def _tail(population: int, marked: int, drawn: int, at_least: int) -> float:
 
 
 def _all_among(population: int, marked: int, drawn: int) -> float:
-    """The chance that all drawn ones are marked: the honest ones are cut off at one side of a client."""
+    """Return the chance that all drawn ones are marked, which cuts off the honest ones at one side of a client."""
     return comb(marked, drawn) / comb(population, drawn)

@@ -1,7 +1,7 @@
 """Noise that clients add to their words, enough for the privacy of the sum, whichever clients are lost.
 
 Values are rounded before the noise, and the noise is of whole steps. A sum of rounded Gaussian noises is at least as
-noisy as a Gaussian of their variances, whose privacy is known, as long as each is some steps wide.
+noisy as a Gaussian of their summed variances, whose privacy is known, as long as each is some steps wide.
 """
 
 import math
@@ -24,11 +24,11 @@ class NoisyWords:
     """The noise of a client in a sum.
 
     Attributes:
-        code: of values, whose ``clip`` is the clipping norm of a client's vector.
-        noise_multiplier: of the sum, in units of that norm.
-        clients: that begin the sum.
-        honest: that are in every sum that is revealed, and tell their noise to no other.
-        length: of a vector.
+        code: the code of values, whose ``clip`` is the clipping norm of a client's vector.
+        noise_multiplier: the standard deviation of the noise of the sum, in units of that norm.
+        clients: the number of clients that begin the sum.
+        honest: the number of clients that are in every revealed sum and tell no other client their noise.
+        length: the length of a vector.
     """
 
     code: FixedPoint
@@ -59,20 +59,20 @@ class NoisyWords:
 
     @property
     def deviation(self) -> float:
-        """Of a client's noise, in steps."""
+        """The standard deviation of a client's noise, in steps."""
         return self.noise_multiplier * self.code.largest / math.sqrt(self.honest)
 
     @property
     def _rounding(self) -> float:
-        """The largest norm of a vector of rounding errors, as a part of the clipping norm."""
+        """The largest norm of a vector of rounding errors, as a fraction of the clipping norm."""
         return math.sqrt(self.length) / 2 / self.code.largest
 
     @property
     def clip(self) -> float:
-        """The norm to which a vector is clipped, so that its rounded one stays below the code's ``clip``."""
+        """The norm to which a vector is clipped, so that the rounded vector stays below the code's ``clip``."""
         return self.code.clip * (1 - self._rounding)
 
     def added(self, words: Words, generator: np.random.Generator) -> Words:
-        """The words with noise; what overflows wraps, in the sum as well, and tells no more."""
+        """Return the words with noise; overflows wrap, in the sum as well, and reveal nothing more."""
         noise: NDArray[np.float64] = np.rint(self.deviation * generator.standard_normal(len(words)))
         return words + noise.astype(np.int64).astype(words.dtype)

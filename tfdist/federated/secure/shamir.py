@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of byte strings: any `threshold` shares give the secret, and fewer say nothing about it.
+"""Shamir's secret sharing of byte strings: any `threshold` shares give the secret, and fewer reveal nothing about it.
 
 Each byte is shared by itself over GF(2^8) with the polynomial x^8 + x^4 + x^3 + x + 1, the field of AES. A share is as
 long as the secret. Its place, 1 to 255, is the point at which it was computed, so at most 255 can hold a share.
@@ -25,7 +25,7 @@ _Bytes = NDArray[np.uint8]
 
 
 def _tables() -> tuple[_Bytes, NDArray[np.int64]]:
-    """Powers of the generator 3, twice in a row so that a sum of two logarithms needs no reduction; and logarithms."""
+    """Return powers of the generator 3, twice so that a sum of two logarithms needs no reduction, and logarithms."""
     powers, logarithms = np.zeros(510, np.uint8), np.zeros(256, np.int64)
     value = 1
     for exponent in range(255):
@@ -40,7 +40,7 @@ _POWERS, _LOGARITHMS = _tables()
 
 
 def multiply(left: _Bytes, right: _Bytes) -> _Bytes:
-    """The products in GF(2^8), element by element."""
+    """Return the products in GF(2^8), element by element."""
     products = _POWERS[_LOGARITHMS[left] + _LOGARITHMS[right]]
     return np.where((left == 0) | (right == 0), np.uint8(0), products)
 
@@ -48,7 +48,7 @@ def multiply(left: _Bytes, right: _Bytes) -> _Bytes:
 def split(
     secret: bytes, *, threshold: int, places: Sequence[int], entropy: Callable[[int], bytes] = os.urandom
 ) -> dict[int, bytes]:
-    """One share of the secret for each place, of which any ``threshold`` give it back."""
+    """Return one share of the secret for each place; any ``threshold`` of them recover it."""
     if not 1 <= threshold <= len(places) or len(set(places)) < len(places):
         raise ConfigError(
             f"threshold is {threshold} for {len(places)} places; it must be from 1 to the number of unlike places.",
@@ -71,7 +71,7 @@ def split(
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret that these shares, by place, determine. Too few or wrong ones give other bytes, and no error."""
+    """Return the secret that these shares determine, by place. Too few or wrong ones give other bytes, no error."""
     points = np.array(list(shares), np.uint8)
     values = np.stack([np.frombuffer(share, np.uint8) for share in shares.values()])
     weights = _at_zero(points)
@@ -79,7 +79,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 
 def _at_zero(points: _Bytes) -> _Bytes:
-    """Lagrange's weights: the product of other / (other - own) over all other points."""
+    """Return Lagrange's weights: the product of other / (other - own) over all other points."""
     exponents = np.zeros(len(points), np.int64)
     for other in points:
         differs = points != other

@@ -1,1 +1,1 @@
-"""Federated messages over TLS: keys, frames, and a server to which clients connect; knows nothing of rounds."""
+"""Federated messages over TLS: keys, frames, and a server to which clients connect; independent of rounds."""

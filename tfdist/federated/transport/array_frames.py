@@ -32,7 +32,7 @@ _TYPES = frozenset(
 
 
 class FrameError(CorruptDataError):
-    """The received data are not a frame, or the frame is larger than agreed."""
+    """The error of received data that are not a frame, or of a frame that is larger than agreed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Lengths:
 
 
 def pack(message: dict[str, Any]) -> list[bytes | memoryview]:
-    """A frame as buffers to be sent one after the other; arrays are not copied.
+    """Return a frame as buffers to be sent one after the other; arrays are not copied.
 
     Example:
         >>> frame = b"".join(pack({"weights": np.zeros(2, np.float32)}))
@@ -65,7 +65,7 @@ def pack(message: dict[str, Any]) -> list[bytes | memoryview]:
 
 
 def read_head(head: bytes, *, largest: int) -> Lengths:
-    """Return the sizes of a frame from its first bytes; one with a body beyond ``largest`` is refused unread."""
+    """Return the sizes of a frame from its first bytes; a frame with a body beyond ``largest`` is refused unread."""
     magic, header, body = HEAD.unpack(head)
     if magic != MAGIC:
         raise FrameError("the other side does not send frames of tfdist.", received=bytes(magic))
@@ -78,7 +78,7 @@ def read_head(head: bytes, *, largest: int) -> Lengths:
 
 
 def unpack(header: bytes, body: bytes) -> dict[str, Any]:
-    """The message of a frame. Its arrays share the memory of the body, and cannot be written."""
+    """Return the message of a frame. Its arrays share the memory of the body, and cannot be written."""
     try:
         parts = json.loads(header)
         if not isinstance(parts, list) or len(parts) != 2 or not isinstance(parts[1], list):
@@ -93,7 +93,7 @@ def unpack(header: bytes, body: bytes) -> dict[str, Any]:
 
 
 def unpack_whole(frame: bytes) -> dict[str, Any]:
-    """The message of a frame that is there as a whole, such as one from a file."""
+    """Return the message of a complete frame, such as one from a file."""
     frame = frame.ljust(HEAD.size, b"\0")  # a head that was cut is no head
     lengths = read_head(frame[: HEAD.size], largest=len(frame))
     begin = HEAD.size + lengths.header

@@ -30,7 +30,7 @@ BUFFER_BYTES = 1 << 20  # of a connection, read and not yet taken
 
 
 def server_context(key: ServerKey) -> ssl.SSLContext:
-    """TLS of the server. OpenSSL takes a private key from a file alone, so one is there for a moment."""
+    """Return the TLS context of the server. OpenSSL reads private keys only from files, so one exists for a moment."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def server_context(key: ServerKey) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """TLS of a client, which compares the certificate with the pinned one itself."""
+    """Return the TLS context of a client, which compares the certificate with the pinned one itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -73,7 +73,7 @@ class Stream:
                         await self._writer.drain()
 
     async def receive(self, *, largest: int) -> dict[str, Any]:
-        """The next message. Silence of too many seconds is an error, before a frame and within it."""
+        """Return the next message; raise if the other side is silent for too long, before a frame or within it."""
         lengths = array_frames.read_head(await self._take(array_frames.HEAD.size), largest=largest)
         return array_frames.unpack(await self._take(lengths.header), await self._take(lengths.body))
 
@@ -106,7 +106,7 @@ def proof_statement(fingerprint: str, nonce: bytes, name: str) -> bytes:
 
 
 async def admit(stream: Stream, fingerprint: str, federation: Federation) -> str:
-    """The server's side of a greeting: the name of the client that has proved itself."""
+    """Carry out the server's side of a greeting; return the name of the client that has proved its identity."""
     nonce = os.urandom(_NONCE_BYTES)
     await stream.send({"nonce": nonce})
     async with asyncio.timeout(PROOF_SECONDS):
@@ -127,7 +127,7 @@ async def admit(stream: Stream, fingerprint: str, federation: Federation) -> str
 
 
 def check_pin(certificate: bytes | None, federation: Federation, address: str) -> None:
-    """Refuse a server with another certificate before anything is said to it."""
+    """Refuse a server with another certificate before anything is sent to it."""
     if certificate is None or fingerprint_of(certificate) != federation.fingerprint:
         seen = "none" if certificate is None else fingerprint_of(certificate)
         raise ConfigError(
@@ -140,7 +140,7 @@ def check_pin(certificate: bytes | None, federation: Federation, address: str) -
 
 
 async def introduce(stream: Stream, key: ClientKey, federation: Federation) -> None:
-    """The client's side of a greeting."""
+    """Carry out the client's side of a greeting."""
     async with asyncio.timeout(PROOF_SECONDS):
         nonce = (await stream.receive(largest=_LARGEST_GREETING)).get("nonce")
         if not isinstance(nonce, bytes) or len(nonce) != _NONCE_BYTES:

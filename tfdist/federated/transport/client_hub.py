@@ -1,7 +1,7 @@
-"""The server's side: it listens, lets known clients in, and hands their messages to one reader in order of arrival.
+"""The server's side: it listens, admits known clients, and passes their messages to one reader in order of arrival.
 
-A connection that breaks a rule is closed; no other connection notices. If a client connects again, its new connection
-takes the place of the old one. What arrives waits in a bounded queue, and while that is full nothing more is read.
+A connection that breaks a rule is closed; other connections are not affected. If a client connects again, its new
+connection replaces the old one. Messages wait in a bounded queue; while it is full, nothing more is read.
 """
 
 import asyncio
@@ -54,10 +54,11 @@ class ClientHub:
     """The connections of all clients.
 
     Args:
-        key: of the server.
-        federation: the clients that may come.
-        largest: bytes of a message's arrays.
-        refused: told of each connection that is not let in, or that breaks a rule: its address and the reason.
+        key: the key of the server.
+        federation: the clients that may connect.
+        largest: the largest number of bytes of a message's arrays.
+        refused: a function called for each connection that is refused or breaks a rule, with its address and the
+            reason.
     """
 
     def __init__(
@@ -98,15 +99,15 @@ class ClientHub:
             ) from error
 
     def take(self, timeout_seconds: float | None = None) -> Event | None:
-        """The next event; None if there is none in time."""
+        """Return the next event; None if there is none in time."""
         return self._loop.call(self._take(timeout_seconds))
 
     def send(self, client: str, message: dict[str, Any]) -> None:
-        """Send a message without waiting until it has arrived; to a client that is gone, nothing is sent."""
+        """Send a message without waiting for its arrival; for a client that is gone, do nothing."""
         self._loop.call(self._post(client, message))
 
     def close(self) -> None:
-        """Send what is still to be sent, for a while, and end all connections."""
+        """Send what is still to be sent, for a limited time, and end all connections."""
         if self._loop.is_running:
             try:
                 self._loop.call(self._end())
@@ -165,7 +166,7 @@ class ClientHub:
             self._strangers -= 1
 
     async def _served(self, name: str, stream: Stream, address: str) -> None:
-        """Read until the connection ends. Another task sends, so that a client which reads slowly stops no other."""
+        """Read until the connection ends. Another task sends, so that a client which reads slowly delays no other."""
         if name in self._streams:
             self._streams[name].close()
         self._streams[name] = stream
@@ -191,7 +192,7 @@ class ClientHub:
 
 
 async def _send_all(stream: Stream, outbox: "asyncio.Queue[dict[str, Any]]", beat_seconds: float) -> None:
-    """Send what is in the outbox, and a beat whenever there is nothing; a failure shows where messages are read."""
+    """Send what is in the outbox, and a heartbeat if there is nothing; a failure shows where messages are read."""
     while True:
         try:
             async with asyncio.timeout(beat_seconds):

@@ -1,8 +1,8 @@
 """The keys of a federation: the server's certificate, a signing key for each client, and the public list of both.
 
-Three kinds of files, JSON each: `server.key` and `NAME.key` are secret, and readable by their owner alone. The list,
-`federation.json`, has the fingerprint of the server's certificate and the public key of every client. The server lets
-only these clients in; clients accept only this certificate, and in a secure sum only signatures of these clients.
+Three kinds of files, each JSON: `server.key` and `NAME.key` are secret, and only their owner can read them. The list,
+`federation.json`, has the fingerprint of the server's certificate and the public key of every client. The server admits
+only these clients; clients accept only this certificate, and in a secure sum only signatures of these clients.
 """
 
 import datetime
@@ -32,7 +32,7 @@ _YEARS = 20  # clients pin the certificate; its end would only stop them
 
 @dataclass(frozen=True)
 class Federation:
-    """The public list: whom clients and server know."""
+    """The public list of the parties that clients and server know."""
 
     fingerprint: str  # SHA-256 of the server's certificate, in hexadecimal digits
     clients: Mapping[str, bytes]  # name -> public key
@@ -47,7 +47,7 @@ class ServerKey:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate, in hexadecimal digits."""
+        """The SHA-256 of the certificate, in hexadecimal digits."""
         return fingerprint_of(ssl.PEM_cert_to_DER_cert(self.certificate))
 
 
@@ -65,12 +65,12 @@ class ClientKey:
 
 
 def fingerprint_of(certificate: bytes) -> str:
-    """SHA-256 of a certificate in DER, in hexadecimal digits."""
+    """Return the SHA-256 of a certificate in DER, in hexadecimal digits."""
     return hashlib.sha256(certificate).hexdigest()
 
 
 def new_server_key() -> ServerKey:
-    """A private key, and a certificate that it signs itself."""
+    """Return a new private key, and a certificate that it signs itself."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tfdist federated server")])
     now = datetime.datetime.now(datetime.UTC)
@@ -93,7 +93,7 @@ def new_server_key() -> ServerKey:
 
 
 def make_client_key(folder: Path, name: str) -> ClientKey:
-    """Make the key of a client and its file; one that is there already is kept."""
+    """Make the key of a client and its file; an existing one is kept."""
     _checked_name(name)
     path = folder / f"{name}.key"
     if path.exists():
@@ -128,13 +128,13 @@ def make_federation(folder: Path, clients: Mapping[str, bytes]) -> Federation:
 
 
 def read_server_key(path: Path) -> ServerKey:
-    """The server's key from its file."""
+    """Return the server's key from its file."""
     found = _read(path, "certificate", "private", secret=True)
     return ServerKey(certificate=found["certificate"], private=found["private"])
 
 
 def read_client_key(path: Path) -> ClientKey:
-    """A client's key from its file."""
+    """Return a client's key from its file."""
     found = _read(path, "client", "private", secret=True)
     try:
         return ClientKey(
@@ -145,7 +145,7 @@ def read_client_key(path: Path) -> ClientKey:
 
 
 def read_federation(path: Path) -> Federation:
-    """The public list from its file."""
+    """Return the public list from its file."""
     found = _read(path, "server", "clients", secret=False)
     try:
         clients = {

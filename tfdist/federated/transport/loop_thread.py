@@ -9,7 +9,7 @@ _Result = TypeVar("_Result")
 
 
 class LoopThread:
-    """A loop that runs until `close`."""
+    """An event loop that runs until `close`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -18,7 +18,7 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """Until it is closed."""
+        """Whether the loop is not closed yet."""
         return self._thread.is_alive()
 
     def call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
@@ -31,7 +31,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel what runs, and end the thread."""
+        """Cancel all tasks, and end the thread."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,4 +1,4 @@
-"""A client's side: it only connects outwards, stays connected, and connects again when it is cut off.
+"""A client's side: it only connects outwards, stays connected, and reconnects when it is cut off.
 
 The server asks again for what it still needs, so nothing is kept for a lost connection.
 """
@@ -34,11 +34,11 @@ class ServerLink:
     """The connection to a server.
 
     Args:
-        key: of this client.
-        federation: has the fingerprint of the server's certificate.
-        largest: bytes of a message's arrays.
-        wait_seconds: for a server that cannot be reached, after which `take` raises DeadlineError.
-        told: what to tell the user: connected, lost, tried again.
+        key: the key of this client.
+        federation: the public list, with the fingerprint of the server's certificate.
+        largest: the largest number of bytes of a message's arrays.
+        wait_seconds: how long to wait for a server that cannot be reached, after which `take` raises DeadlineError.
+        told: a function called with news for the user: connected, lost, tried again.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class ServerLink:
 
     @property
     def address(self) -> str:
-        """Of the server."""
+        """The address of the server."""
         return f"{self._host}:{self._port}"
 
     def take(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
-        """The server's next message; None if there is none in time. Raises what makes going on useless."""
+        """Return the server's next message; None if there is none in time; raise if going on is useless."""
         return self._loop.call(self._take(timeout_seconds))
 
     def send(self, message: dict[str, Any]) -> bool:

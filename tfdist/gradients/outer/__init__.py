@@ -1,1 +1,1 @@
-"""Synchronization after an update: workers meet in every step, or seldom, and mix the weights they have by then."""
+"""Synchronization after an update: workers meet in every step, or seldom, and mix the weights that they then have."""

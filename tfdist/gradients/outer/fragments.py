@@ -1,4 +1,4 @@
-"""Parts of a model's weights that are exchanged at different steps, each with as many numbers."""
+"""Fragments of a model's weights, equal in size, which are exchanged at different steps."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

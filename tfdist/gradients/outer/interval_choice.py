@@ -1,4 +1,4 @@
-"""Chooses how seldom workers meet, for `every="auto"`: from measurements in the first steps, alike on all workers."""
+"""The choice of the interval between meetings, for `every="auto"`, from measurements in the first steps."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ _FEWEST = 2  # one step between two meetings may mean to reduce gradients, for w
 
 
 class IntervalChoice:
-    """Times steps of one worker, and chooses ``every`` together with the others; backups remember it."""
+    """The choice of ``every``: times steps of one worker, and chooses together with the others; backups remember it."""
 
     def __init__(self, asked: Synchronization, meeting: Meeting, workers: Workers) -> None:
         self._asked = asked
@@ -30,7 +30,7 @@ class IntervalChoice:
         self._steps, self._seconds = 0, 0.0
 
     def make(self) -> None:
-        """Make what backups remember."""
+        """Make the variables that backups remember."""
         self._every = keras.Variable(0, name="steps_between_meetings", dtype="int64", trainable=False)
 
     @property
@@ -39,22 +39,22 @@ class IntervalChoice:
         return [] if self._every is None else [self._every]
 
     def schedule_from(self, step: int) -> Synchronization | Trial:
-        """Return the schedule of a process that begins after so many steps."""
+        """Return the schedule of a process that begins after this number of steps."""
         every = 0 if self._every is None else int(self._every.numpy())
         return replace(self._asked, every=every) if every else Trial(asked=self._asked, begun=step)
 
     def step_begins(self) -> None:
-        """Note the time at which a step, or several in one graph, begin."""
+        """Note the time at which a step, or several steps in one graph, begin."""
         self._began = time.perf_counter()
 
     def note_steps(self, steps: int) -> None:
-        """Add the steps that end now to those that are timed."""
+        """Add the steps that end now to the timed ones."""
         self._meeting.wait_for_step()
         self._steps += steps
         self._seconds += time.perf_counter() - self._began
 
     def choose(self) -> Synchronization:
-        """Return the schedule with a number; all workers call it after the same step."""
+        """Return the schedule with a number for ``every``; all workers call this after the same step."""
         if self._workers.count == 1:
             return self._chosen(_FEWEST)
         link = measured_link(self._workers.collective, _MANY_BYTES)

@@ -1,4 +1,4 @@
-"""The meeting that carries out each schedule."""
+"""The kinds of meetings, one for each schedule."""
 
 import keras
 

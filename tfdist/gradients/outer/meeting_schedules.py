@@ -1,7 +1,7 @@
 """Schedules of the meetings of workers that train by themselves, as values with pure functions. Loads no TensorFlow.
 
-A schedule knows two things of a moment after ``step`` steps: whether the next step reduces gradients over all workers,
-and which events are due before it. `meetings` carries events out.
+A schedule answers two questions about the moment after ``step`` steps: whether the next step reduces gradients over all
+workers, and which events are due before it. `meetings` carries events out.
 
 Example:
     >>> schedule = LocalSGD(every=8)
@@ -31,9 +31,9 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronization:
-    """The base of all schedules: workers train by themselves and meet every so many steps.
+    """The base of all schedules by which workers train independently and meet after a number of steps.
 
-    ``every="auto"`` is replaced by a number in the first steps of `fit`; before, methods raise.
+    ``every="auto"`` is replaced by a number in the first steps of `fit`; until then, methods raise.
     """
 
     #: its name on the command line
@@ -57,42 +57,42 @@ class Synchronization:
         return self.every
 
     def reduces(self, step: int) -> bool:
-        """Whether the step after so many reduces gradients over all workers, as data parallelism does."""
+        """Return whether the step after ``step`` steps reduces gradients over all workers, as in data parallelism."""
         return False
 
     def events(self, step: int) -> tuple[Event, ...]:
-        """Return what is due after so many steps."""
+        """Return the events that are due after ``step`` steps."""
         return (Event("meet"),) if step > 0 and step % self._period == 0 else ()
 
     def left(self, step: int) -> int:
-        """Return how many steps follow before an event, or before another kind of step."""
+        """Return the number of steps before the next event, or before another kind of step."""
         return self._period - step % self._period
 
     def is_equal(self, step: int) -> bool:
-        """Whether all workers have the same weights after so many steps."""
+        """Return whether all workers have the same weights after ``step`` steps."""
         return step == 0
 
     def agrees(self, step: int) -> bool:
-        """Whether workers agree after so many steps on what their callbacks have decided."""
+        """Return whether workers agree, after ``step`` steps, on the decisions of their callbacks."""
         return step % self._period == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Synchronization):
-    """Each worker trains by itself; every so many steps all take the mean of their weights.
+    """Local SGD: each worker trains independently; after ``every`` steps all take the mean of their weights.
 
         w := mean over workers of w,    after steps ``every``, 2 ``every``, ...
 
     The mean is weighted by the workers' shares of a batch. States of layers are averaged too.
 
     Args:
-        every: steps between two meetings. 1 reduces gradients in every step, which is data parallelism. "auto" measures
-            steps and the network in the first steps of `fit`, and takes the fewest, at least 2, at which meetings add
-            at most a twentieth to the time of steps.
-        average_moments: average the optimizer's variables too, such as momentum and Adam's moments. It costs their
-            bytes; without it each worker goes on with its own.
-        inside: workers that reduce gradients in every step, such as those of one host: the first so many, the next so
-            many, and so on. 1 lets each train by itself.
+        every: the number of steps between two meetings. 1 reduces gradients in every step, which is data parallelism.
+            "auto" measures steps and the network in the first steps of `fit`, and takes the fewest steps, at least 2,
+            with which meetings add at most a twentieth to the time of steps.
+        average_moments: whether the optimizer's variables are averaged too, such as momentum and Adam's moments. That
+            sends as many more bytes; without it each worker keeps its own.
+        inside: the number of consecutive workers that reduce gradients in every step, such as those of one host. 1 lets
+            each worker train independently.
 
     Example:
         >>> LocalSGD(every=8).is_equal(16), LocalSGD(every=8).is_equal(17)
@@ -117,15 +117,15 @@ class LocalSGD(Synchronization):
         return self._period == 1
 
     def events(self, step: int) -> tuple[Event, ...]:
-        """Return a meeting after every so many steps, unless each step reduces gradients."""
+        """Return a meeting after each interval of ``every`` steps, unless every step reduces gradients."""
         return () if self._period == 1 else super().events(step)
 
     def left(self, step: int) -> int:
-        """Return the steps before the next meeting."""
+        """Return the number of steps before the next meeting."""
         return NEVER if self._period == 1 else super().left(step)
 
     def is_equal(self, step: int) -> bool:
-        """Return True where workers have just met."""
+        """Return True if workers have just met."""
         return step % self._period == 0
 
 
@@ -136,8 +136,8 @@ class PostLocalSGD(LocalSGD):
     Weights change most at the start, where workers would drift apart.
 
     Args:
-        after: steps of data parallelism.
-        every: steps between two meetings afterwards, or "auto"; see `LocalSGD`.
+        after: the number of steps of data parallelism.
+        every: the number of steps between two meetings afterwards, or "auto"; see `LocalSGD`.
         average_moments: see `LocalSGD`.
         inside: see `LocalSGD`.
 
@@ -166,11 +166,11 @@ class PostLocalSGD(LocalSGD):
         return super().events(step - self.after) if step > self.after else ()
 
     def left(self, step: int) -> int:
-        """Return the steps before the next meeting, or before the first local step."""
+        """Return the number of steps before the next meeting, or before the first local step."""
         return self.after - step if step < self.after else super().left(step - self.after)
 
     def is_equal(self, step: int) -> bool:
-        """Return True in the first steps, and where workers have just met."""
+        """Return True in the first steps, and if workers have just met."""
         return step <= self.after or super().is_equal(step - self.after)
 
     def agrees(self, step: int) -> bool:
@@ -180,22 +180,22 @@ class PostLocalSGD(LocalSGD):
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(Synchronization):
-    """Workers exchange how far they have come, and an outer optimizer makes one step of it.
+    """DiLoCo: workers exchange the changes of their weights, and an outer optimizer makes one step from their mean.
 
         D := mean over workers of (a - w),    a := outer(a, D),    w := a
 
     with a the weights on which all agreed last. States of layers are averaged; optimizer slots stay each worker's own.
 
     Args:
-        every: steps between two exchanges of a fragment, or "auto"; see `LocalSGD`.
+        every: the number of steps between two exchanges of a fragment, or "auto"; see `LocalSGD`.
         outer: a Keras optimizer, or a function that makes one; its gradient is D. None is SGD(0.7, momentum=0.9,
             nesterov=True). Pass a function to `MultiWorkerMirroredStrategy`, which must be made before any variable.
-        fragments: parts of the weights with as many numbers each, exchanged at different steps, so that the network is
-            used evenly. At most ``every``.
-        delay: steps between sending a fragment and applying what all have sent; training goes on meanwhile. Less than
-            ``every / fragments``.
-        keep: how much of its own weights a worker keeps when it applies: w := keep w + (1 - keep) a.
-        wire: None sends D whole; "int8" and "int4" send so many bits of each number and remember the rest (error
+        fragments: the number of equal parts of the weights, which are exchanged at different steps, so that the network
+            is used evenly. At most ``every``.
+        delay: the number of steps between sending a fragment and applying what all have sent; training continues
+            meanwhile. Less than ``every / fragments``.
+        keep: the fraction of its own weights that a worker keeps when it applies: w := keep w + (1 - keep) a.
+        wire: None sends D whole; "int8" and "int4" send 8 or 4 bits of each number and remember the rest (error
             feedback); or a codec of `tfdist.compression`. ``ErrorFeedback(codec=TopK(density=0.02))`` with an outer
             SGD without momentum is SparseLoCo: the memory of errors takes the place of the momentum.
         inside: see `LocalSGD`.
@@ -234,7 +234,7 @@ class DiLoCo(Synchronization):
         return self._period * (fragment + 1) // self.fragments
 
     def events(self, step: int) -> tuple[Event, ...]:
-        """Return the exchange of a fragment, or its two ends; one is applied before another is sent."""
+        """Return the exchange of a fragment, or its two ends; one fragment is applied before another is sent."""
         applied, sent = [], []
         for fragment in range(self.fragments):
             first = self._sent_after(fragment)
@@ -245,28 +245,28 @@ class DiLoCo(Synchronization):
         return (*applied, *sent)
 
     def left(self, step: int) -> int:
-        """Return the steps before the next event of a fragment."""
+        """Return the number of steps before the next event of a fragment."""
         sent = [self._sent_after(fragment) for fragment in range(self.fragments)]
         due = [*sent, *(one + self.delay for one in sent)]
         return min((one - step - 1) % self._period + 1 for one in due)
 
     def is_equal(self, step: int) -> bool:
-        """Return True where workers have just exchanged all."""
+        """Return True if workers have just exchanged all weights."""
         is_whole = self.fragments == 1 and not self.delay and not self.keep
         return step == 0 or (is_whole and step % self._period == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticAveraging(Synchronization):
-    """Springs between each worker and a center, which all workers have a copy of.
+    """Elastic averaging: springs pull each worker and a center, of which all workers have a copy, to each other.
 
         e := alpha (w - c),    w := w - e,    c := c + sum over workers of e
 
     The model shows the center in evaluations and after `fit`.
 
     Args:
-        every: steps between two exchanges, or "auto"; see `LocalSGD`.
-        alpha: strength of a spring; the authors take 0.9 divided by the number of workers.
+        every: the number of steps between two exchanges, or "auto"; see `LocalSGD`.
+        alpha: the strength of a spring; the authors take 0.9 divided by the number of workers.
 
     Example:
         >>> ElasticAveraging(every=8, alpha=0.45).left(6)
@@ -287,16 +287,16 @@ class ElasticAveraging(Synchronization):
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(Synchronization):
-    """Each worker mixes its weights with those of neighbours; none waits for all.
+    """Gossip: each worker mixes its weights with those of neighbours, and none waits for all.
 
         w_i := sum over j of W_ij w_j
 
     Args:
-        topology: "ring": with the worker before and the one behind, a third each; "exponential": with the worker 1, 2,
-            4, ... places behind, another one at each meeting, half each.
-        every: steps between two meetings, or "auto"; see `LocalSGD`.
-        push_sum: send to one neighbour alone, and send along how much weight was passed on; what a worker has is
-            divided by it. A ring then needs half the messages.
+        topology: "ring": mix with the previous and the next worker, a third each; "exponential": mix with the worker 1,
+            2, 4, ... places behind, another one at each meeting, half each.
+        every: the number of steps between two meetings, or "auto"; see `LocalSGD`.
+        push_sum: whether to send to only one neighbour, together with the weight that was passed on; a worker divides
+            its values by the weight that it has. A ring then needs half the messages.
 
     Example:
         >>> Gossip(topology="exponential").events(5)
@@ -322,12 +322,12 @@ class Gossip(Synchronization):
         return (Event("meet", step // self._period - 1),) if step > 0 and step % self._period == 0 else ()
 
     def agrees(self, step: int) -> bool:
-        """Return False: to agree, all workers wait for each other, so they do at the end of an epoch."""
+        """Return False: workers agree only at the end of an epoch, because for agreement all wait for each other."""
         return False
 
 
 def mixing(schedule: Gossip, workers: int, number: int) -> tuple[tuple[float, ...], ...]:
-    """Return W of a meeting, whose rows and columns each add up to 1.
+    """Return the matrix W of a meeting, whose rows and columns each add up to 1.
 
     Example:
         >>> mixing(Gossip(topology="exponential"), 4, 1)[0]
@@ -347,7 +347,7 @@ def mixing(schedule: Gossip, workers: int, number: int) -> tuple[tuple[float, ..
 
 
 def rounds(schedule: Gossip, workers: int) -> int:
-    """Return after how many meetings the neighbours are the same again."""
+    """Return the number of meetings after which the neighbours repeat."""
     return max(1, (workers - 1).bit_length()) if schedule.topology == "exponential" else 1
 
 
@@ -358,7 +358,7 @@ SCHEDULES: dict[str, type[Synchronization]] = {
 
 
 def terms_of(schedule: Synchronization) -> str:
-    """Return what workers have to agree on: all but the outer optimizer, of which there may be a function alone.
+    """Return the terms on which workers must agree, as text: all except the outer optimizer, which may be a function.
 
     Example:
         >>> terms_of(Gossip(topology="exponential"))
@@ -369,7 +369,7 @@ def terms_of(schedule: Synchronization) -> str:
 
 
 def inside(schedule: Synchronization) -> int:
-    """Return how many workers reduce gradients in every step."""
+    """Return the number of workers in an island, which reduce gradients in every step."""
     return schedule.inside if isinstance(schedule, (LocalSGD, DiLoCo)) else 1
 
 
@@ -424,7 +424,7 @@ _READ: dict[Any, Callable[[str, str], Any]] = {
 
 
 def require(value: Any) -> Synchronization | None:
-    """Return a strategy's schedule: a value, what a text describes, or None."""
+    """Return a strategy's schedule, given as a value, a text, or None."""
     if value is None or isinstance(value, Synchronization):
         return value
     if isinstance(value, str):

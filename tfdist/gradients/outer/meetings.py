@@ -1,4 +1,4 @@
-"""Meetings of workers: what travels between two steps, and what each worker makes of it."""
+"""Meetings of workers: the exchange between two steps, and its effect on each worker's weights."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from tfdist.gradients.outer.meeting_schedules import Event, Synchronization
 
 @dataclass(frozen=True)
 class Island:
-    """Workers that have the same weights, because they reduce in every step: the first of them speaks for all.
+    """Workers that have the same weights, because they reduce in every step; the first of them speaks for all.
 
     Attributes:
-        near: the workers of this one's island.
-        heads: the first workers of all islands; None on the others.
-        count: of islands.
+        near: the collective of the workers of this island.
+        heads: the collective of the first workers of all islands; None on the others.
+        count: the number of islands.
     """
 
     near: TracedCollective
@@ -29,14 +29,14 @@ class Island:
     count: int
 
     def told(self, results: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
-        """Return what the first worker has; other ones give values of the same shapes, which do not count."""
+        """Return the first worker's tensors; the others pass tensors of the same shapes, whose values do not count."""
         own = results if self.heads is not None else [tf.zeros_like(one) for one in results]
         return self.near.all_reduce(own, labels)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The workers that meet: what carries tensors between them, this one's share of a batch, of 1, and its island."""
+    """The workers that meet: their collective, this worker's fraction of a batch, and its island."""
 
     traced: TracedCollective
     share: float
@@ -44,7 +44,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """The number of those that have weights of their own."""
+        """The number of workers or islands that have weights of their own."""
         return self.traced.size if self.island is None else self.island.count
 
     def exchanged(
@@ -53,7 +53,7 @@ class Group:
         labels: Sequence[str],
         exchange: Callable[[TracedCollective, list[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """Return on all workers what an exchange makes of their values, times their shares: as many, as large ones."""
+        """Return on all workers the result of an exchange of their values times their shares, in the same shapes."""
         island = self.island
         share = self.share if island is None else 1 / island.count
         mine = [value * tf.cast(share, value.dtype) for value in values]
@@ -74,9 +74,9 @@ class Load(NamedTuple):
 
 
 class Meeting:
-    """The base of meetings: workers may take the mean of what they have. Methods run outside of every strategy.
+    """The base of meetings: workers may take the mean of their values. Methods run outside of every strategy.
 
-    One with a memory makes `keras.Variable`s once, and declares them with their rules.
+    A meeting with a memory makes `keras.Variable`s once, and declares them with their rules.
     """
 
     #: whether `known` returns what workers agreed on
@@ -94,18 +94,18 @@ class Meeting:
         """Begin again from the model's weights, which are equal on all workers."""
 
     def memory(self) -> list[ShardedState]:
-        """Return what is remembered from meeting to meeting, also before it exists."""
+        """Return the state that is remembered from meeting to meeting, also before it exists."""
         return []
 
     def perform(self, event: Event) -> None:
-        """Carry out an event; all workers do at the same step."""
+        """Carry out an event; all workers do so at the same step."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Wait for what is under way, so that the memory is whole."""
+        """Wait for exchanges that are under way, so that the memory is whole."""
 
     def known(self) -> list[tf.Tensor] | None:
-        """Return the weights on which all workers agree, where they are remembered."""
+        """Return the weights on which all workers agree, if they are remembered."""
         return None
 
     def mean(self) -> list[tf.Tensor]:
@@ -119,7 +119,7 @@ class Meeting:
         return self._traced("total", lambda *given: self._group.traced.all_reduce(given, labels), *values)
 
     def load(self) -> Load:
-        """Return what the largest meeting costs; all workers call it, and get the same."""
+        """Return the cost of the largest meeting; all workers call this, and get the same."""
         return Load(self._all_reduced_bytes(self._exchanged()))
 
     def wait_for_step(self) -> None:
@@ -138,7 +138,7 @@ class Meeting:
         return 2 * (workers - 1) / workers * worker_weights.bytes_of(variables)
 
     def _mean_of(self, variables: Sequence[keras.Variable], slots: Sequence[keras.Variable] = ()) -> list[tf.Tensor]:
-        """Return the means of variables, and of slots, whose paths have Keras' counters in the middle of names."""
+        """Return the means of variables, and of slots, whose labels are numbers: their paths differ between workers."""
         labels = [f"mean of {path}" for path in relative_paths([one.path for one in variables])]
         labels += [f"mean of slot {number}" for number in range(len(slots))]
         return self._group.mean(worker_weights.read([*variables, *slots]), labels)
@@ -151,7 +151,7 @@ class Meeting:
 
 
 class Averaging(Meeting):
-    """`LocalSGD`: all take the mean of weights, of states, and of the optimizers' variables."""
+    """The meetings of `LocalSGD`: all take the mean of weights, of states, and of the optimizers' variables."""
 
     def __init__(self, schedule: Any, group: Group, model: keras.Model) -> None:
         super().__init__(schedule, group, model)

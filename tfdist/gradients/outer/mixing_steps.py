@@ -14,7 +14,7 @@ from tfdist.gradients.outer.meetings import Group, Load, Meeting
 
 
 class Springs(Meeting):
-    """The meetings of `ElasticAveraging`; every worker has the center, and all change it alike."""
+    """The meetings of `ElasticAveraging`; every worker has the center, and all change it in the same way."""
 
     remembers = True
 
@@ -24,7 +24,7 @@ class Springs(Meeting):
         self._center: list[keras.Variable] = []
 
     def make(self) -> None:
-        """Put the center where the weights are."""
+        """Make the center equal to the weights."""
         weights = worker_weights.weights_of(self._model)
         self._center = [
             keras.Variable(value, name=f"center_{number}", dtype=one.dtype, trainable=False)
@@ -32,7 +32,7 @@ class Springs(Meeting):
         ]
 
     def begin(self) -> None:
-        """Put the center where the weights are."""
+        """Make the center equal to the weights."""
         worker_weights.write(self._center, worker_weights.read(self._weights) if self._center else [])
 
     def memory(self) -> list[ShardedState]:
@@ -69,7 +69,7 @@ class Springs(Meeting):
 
 
 class Neighbours(Meeting):
-    """The meetings of `Gossip`: each worker sends to some others, and mixes what it receives with what it has."""
+    """The meetings of `Gossip`: each worker sends to some others, and mixes what it receives with its own values."""
 
     def __init__(self, schedule: Gossip, group: Group, model: keras.Model) -> None:
         super().__init__(schedule, group, model)
@@ -77,12 +77,12 @@ class Neighbours(Meeting):
         self._weight: list[keras.Variable] = []
 
     def make(self) -> None:
-        """Begin with the whole weight of one worker, where weights are passed on."""
+        """Begin with weight 1 for this worker, if weights are passed on."""
         if self._schedule.push_sum:
             self._weight = [keras.Variable(1.0, name="weight_passed_on", dtype="float32", trainable=False)]
 
     def memory(self) -> list[ShardedState]:
-        """Return how much weight this worker has."""
+        """Return the weight that this worker has."""
         return [ShardedState("the weights that workers have passed on", self._weight, rule="sum", axis="worker")]
 
     def perform(self, event: Event) -> None:
@@ -91,7 +91,7 @@ class Neighbours(Meeting):
         self._traced(f"meet {number}", functools.partial(self._meet, number))
 
     def load(self) -> Load:
-        """Return the bytes that go to all neighbours of a meeting."""
+        """Return the bytes that a worker sends to all neighbours of a meeting."""
         workers = self._group.traced.size
         table = meeting_schedules.mixing(self._schedule, workers, 0)
         neighbours = sum(bool(row[0]) for row in table[1:])
@@ -116,7 +116,7 @@ class Neighbours(Meeting):
 
 
 def mixed_with(group: Group, table: Sequence[Sequence[float]], values: tf.Tensor, number: int) -> tf.Tensor:
-    """Send values to all that have a weight for this worker, and return this worker's mixture."""
+    """Send values to all workers that have a weight for this one, and return this worker's mixture."""
     collective, rank = group.traced.collective, group.traced.rank
     for other, weights in enumerate(table):
         if other != rank and weights[rank]:

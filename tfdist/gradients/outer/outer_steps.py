@@ -1,4 +1,4 @@
-"""`DiLoCo`: workers exchange how far they have come, and an outer optimizer makes one step of it."""
+"""The meetings of `DiLoCo`: workers exchange changes of weights, and an outer optimizer makes one step from them."""
 
 import functools
 from typing import Any
@@ -45,7 +45,7 @@ def codec_of(wire: Any) -> Codec | None:
 
 
 def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
-    """Return an optimizer of its own for a fragment."""
+    """Return a new optimizer for a fragment."""
     if outer is None:
         return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     made = outer if isinstance(outer, keras.optimizers.Optimizer) else outer() if callable(outer) else None
@@ -60,13 +60,13 @@ def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
 
 
 def _numbers(value: tf.Tensor, piece: fragments.Piece) -> tf.Tensor:
-    """The numbers of a piece of a variable with this value; most pieces are whole variables, which are not cut."""
+    """Return the numbers of a piece of a variable with this value; whole variables, as most are, are not cut."""
     flat = tf.reshape(tf.cast(value, tf.float32), [-1])
     return flat if flat.shape[0] == piece.end - piece.begin else flat[piece.begin : piece.end]
 
 
 class _Fragment:
-    """A part of the weights: what all workers agreed on last, the outer optimizer, and what the codec remembers."""
+    """A part of the weights: the values agreed on last, the outer optimizer, and the codec's memory."""
 
     def __init__(self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
         self.number = number
@@ -101,7 +101,7 @@ class OuterSteps(Meeting):
         self._awaited: keras.Variable | None = None  # 1 plus the number of the fragment that was sent, or 0
 
     def make(self) -> None:
-        """Make what is agreed on, of the present weights."""
+        """Make the agreed values from the current weights."""
         weights = worker_weights.weights_of(self._model)
         sizes = [int(tf.TensorShape(one.shape).num_elements()) for one in weights]
         pieces = fragments.divided(sizes, self._schedule.fragments)
@@ -124,7 +124,7 @@ class OuterSteps(Meeting):
             ]
 
     def begin(self) -> None:
-        """Agree on the model's weights; what is under way counts no more."""
+        """Agree on the model's weights; exchanges that are under way are discarded."""
         self.settle()
         for one in self._fragments:
             one.agreed.assign(self._values(one.pieces))
@@ -132,7 +132,7 @@ class OuterSteps(Meeting):
             self._awaited.assign(0)
 
     def memory(self) -> list[ShardedState]:
-        """Return what is agreed on, the outer optimizers, and the codec's memory."""
+        """Return the agreed values, the outer optimizers, and the codec's memory."""
         own = [variable for one in self._fragments for variable in (one.agreed, *one.optimizer.variables, *one.arrived)]
         own += [] if self._awaited is None else [self._awaited]
         pairs = [pair for one in self._fragments for pair in zip(one.memory, one.rules, strict=True)]
@@ -143,7 +143,7 @@ class OuterSteps(Meeting):
         ]
 
     def perform(self, event: Event) -> None:
-        """Exchange a fragment, send it, or apply what has arrived."""
+        """Exchange a fragment, send it, or apply the one that has arrived."""
         one = self._fragments[event.fragment]
         if event.kind == "apply":
             self.settle()
@@ -182,7 +182,7 @@ class OuterSteps(Meeting):
         return [tf.reshape(tf.concat(parts[number], axis=0), one.shape) for number, one in enumerate(weights)]
 
     def load(self) -> Load:
-        """Return what the last fragment costs: no other is larger, and states travel with it."""
+        """Return the cost of the last fragment: no other is larger, and states travel with it."""
         one, workers = self._fragments[-1], self._group.size
         states = self._all_reduced_bytes(worker_weights.states_of(self._model))
         if self._codec is None:
@@ -196,7 +196,7 @@ class OuterSteps(Meeting):
         return one.number == self._schedule.fragments - 1
 
     def _values(self, pieces: list[fragments.Piece]) -> tf.Tensor:
-        """The present numbers of a fragment."""
+        """Return the current numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
         values = worker_weights.read([weights[piece.variable] for piece in pieces])
         return tf.concat([_numbers(value, piece) for value, piece in zip(values, pieces, strict=True)], axis=0)
@@ -205,7 +205,7 @@ class OuterSteps(Meeting):
         return tf.split(values, [piece.end - piece.begin for piece in one.pieces])
 
     def _sent(self, one: _Fragment, delta: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Exchange a fragment, in a graph that all fragments of this size have, and remember what the codec does."""
+        """Exchange a fragment, in a graph shared by all fragments of its size, and store the codec's memory."""
         step = tf.cast(one.optimizer.iterations.value, tf.int32)
         memory = [tf.convert_to_tensor(variable.value) for variable in one.memory]
         name = f"exchange {delta.shape[0]} numbers and {len(states)} states"
@@ -232,7 +232,7 @@ class OuterSteps(Meeting):
         return [*self._group.exchanged([delta], ["fragment"], exchange), *means], kept
 
     def _apply(self, one: _Fragment, arrived: list[tf.Tensor]) -> None:
-        """Make the outer step, eagerly: to trace a graph for each fragment takes longer than hundreds of calls."""
+        """Make the outer step eagerly: to trace a graph for each fragment takes longer than hundreds of calls."""
         delta, *states = arrived
         one.optimizer.apply([delta], [one.agreed])
         weights = worker_weights.weights_of(self._model)

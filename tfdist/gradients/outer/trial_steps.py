@@ -12,11 +12,11 @@ TIMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Stands in for a schedule until its ``every`` is known; asked as a `Synchronization` is.
+    """A stand-in for a schedule until its ``every`` is known; it has the methods of a `Synchronization`.
 
     Attributes:
-        asked: the schedule.
-        begun: after so many steps this process has begun.
+        asked: the schedule with ``every="auto"``.
+        begun: the number of steps after which this process has begun.
 
     Example:
         >>> from tfdist.gradients.outer.meeting_schedules import PostLocalSGD
@@ -37,11 +37,11 @@ class Trial:
         return max(self._reduced, self.begun) + _WARM
 
     def reduces(self, step: int) -> bool:
-        """Whether the step after so many reduces gradients over all workers."""
+        """Return whether the step after ``step`` steps reduces gradients over all workers."""
         return step < self._reduced
 
     def is_timed(self, step: int) -> bool:
-        """Whether the step after so many is timed."""
+        """Return whether the step after ``step`` steps is timed."""
         return step >= self._warm
 
     def events(self, step: int) -> tuple[Event, ...]:
@@ -49,13 +49,13 @@ class Trial:
         return (Event("choose"),) if step == self._warm + TIMED else ()
 
     def left(self, step: int) -> int:
-        """Return how many steps follow before another kind of step, or before the choice."""
+        """Return the number of steps before another kind of step, or before the choice."""
         return next(end - step for end in (self._reduced, self._warm, self._warm + TIMED) if end > step)
 
     def is_equal(self, step: int) -> bool:
-        """Whether all workers have the same weights after so many steps."""
+        """Return whether all workers have the same weights after ``step`` steps."""
         return step <= self._reduced
 
     def agrees(self, step: int) -> bool:
-        """Whether workers agree after so many steps on what their callbacks have decided."""
+        """Return whether workers agree, after ``step`` steps, on the decisions of their callbacks."""
         return step <= self._reduced

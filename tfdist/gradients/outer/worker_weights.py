@@ -1,7 +1,7 @@
-"""The variables that a worker trains by itself: weights, states and slots, read and written outside of its strategy.
+"""The variables that a worker trains independently: weights, states and slots, accessed outside of its strategy.
 
 A worker's replicas have equal copies, so the first one is read and all are written. Code here runs in a thread of its
-own: there no strategy is in scope, so variables are plain ones, and work under way does not hold up training.
+own. No strategy is in scope there, so variables are plain ones, and work under way does not delay training.
 """
 
 import threading
@@ -61,7 +61,7 @@ def weights_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def states_of(model: keras.Model) -> list[keras.Variable]:
-    """The states that layers change in a step, such as moving averages, whose mean over workers is one, too."""
+    """Return the states that layers change in a step and of which a mean makes sense, such as moving averages."""
     trained = {id(one) for one in model.trainable_variables}
     return [one for one in keras_variables.states(model) if is_floating(one) and id(one) not in trained]
 
@@ -83,7 +83,7 @@ def read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def write(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
-    """Give all copies on this worker's replicas a value."""
+    """Assign values to variables, in all copies on this worker's replicas."""
     for variable, value in zip(variables, values, strict=True):
         for copy in tf_strategies.copies(keras_variables.value_of(variable)):
             copy.assign(tf.cast(value, copy.dtype))

@@ -1,1 +1,1 @@
-"""Reduce gradients: sums over replicas, and the chain of reducers."""
+"""The reduction of gradients: sums over replicas, and the chain of reducers."""

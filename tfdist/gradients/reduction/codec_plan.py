@@ -1,4 +1,4 @@
-"""The codec of each gradient, asked for or chosen by `Auto` from measurements, and the memory of codecs."""
+"""The codec of each gradient, given or chosen by `Auto` from measurements, and the memory of codecs."""
 
 import logging
 import statistics
@@ -32,9 +32,9 @@ _TIMES = 5
 
 
 class Memory:
-    """The variables of codecs for each gradient, and how often it was compressed, among how many replicas.
+    """The variables of codecs for each gradient, with its count of compressed updates and the number of replicas.
 
-    Codecs that may follow each other share variables of the same name and shape.
+    Codecs that may replace each other share variables of the same name and shape.
     """
 
     def __init__(self, options: Sequence[Codec]) -> None:
@@ -123,11 +123,12 @@ class Plan:
         return [(_CHOICE, tf.zeros([count], tf.int32)), (_LINK, tf.zeros([2], tf.float32))]
 
     def renew(self, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec], trained_seconds: float) -> bool:
-        """Choose again if the network is another one than that of the last choice; all workers call it.
+        """Choose again if the network differs from that of the last choice; all workers call this.
 
-        It is measured at the first call, and then as often as that takes a hundredth of the time at most. One that is
-        another is measured again at the next call, and believed if it is still that other one: processors that are busy
-        for a moment look like a slow network, and another choice is a step to be traced.
+        The network is measured at the first call, and later as often as measurements take at most a hundredth of the
+        time. If it differs, it is measured again at the next call, and the difference counts only if it persists. The
+        reasons: processors that are busy for a moment look like a slow network, and after another choice a step is
+            traced anew.
         """
         if not self._is_chosen or workers.count == 1 or not specs:
             return False
@@ -189,7 +190,7 @@ def _numbers(variable: keras.Variable) -> list[Any]:
 
 
 def agreed_costs(collective: Collective, codecs: Sequence[Codec]) -> list[Cost]:
-    """Return what each codec computes while all members compute, as the first one measures it; all members call it."""
+    """Return the cost of each codec while all members compute, as the first one measures it; all members call this."""
     mine = [_cost(codec, collective.size) for codec in codecs]
     flat = tf.constant([number for cost in mine for number in (cost.seconds, cost.seconds_per_element)], tf.float64)
     numbers = collective.broadcast(flat, key=traced.EAGER).numpy().tolist()

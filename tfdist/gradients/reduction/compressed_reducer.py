@@ -1,4 +1,4 @@
-"""The reducer that compresses: which gradients a codec compresses, and what each replica remembers."""
+"""The reducer that compresses: the gradients that a codec compresses, and the memory of each replica."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,14 +45,14 @@ class _Unit:
         return dict(zip(self.indices, shaped, strict=True))
 
     def check(self) -> Gradient:
-        """Return zero, or NaN if any element is not finite: codecs may make finite numbers of those."""
+        """Return zero, or NaN if any element is not finite: codecs may turn such elements into finite numbers."""
         finite = tf.reduce_all(tf.math.is_finite(self.value))
         return Gradient(tf.where(finite, 0.0, float("nan")), f"whether {self.label} is finite")
 
 
 @dataclass(frozen=True)
 class Compression:
-    """A choice of compression: makes a reducer with a codec around another."""
+    """A choice of compression, which makes a reducer with a codec around another reducer."""
 
     codec: Codec
     learning_rate: Callable[[], Any] | None = None
@@ -67,10 +67,10 @@ def codec_of(optimizer: Any) -> Codec | None:
 
 
 class Compressed(Around):
-    """Compresses gradients of two axes or more where that saves enough; hands the others on.
+    """A reducer that compresses gradients of two axes or more if that saves enough, and passes on the others.
 
-    Each replica has a memory of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are handed on: they are
-    few already. A gradient that is not finite on one replica is not finite on any.
+    Each replica has a memory of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are passed on, because
+    they are few already. A gradient that is not finite on one replica is not finite on any.
     """
 
     def __init__(self, codec: Codec, inner: GradientReducer, learning_rate: Callable[[], Any] | None = None) -> None:
@@ -98,14 +98,14 @@ class Compressed(Around):
         return [*self._memory.variables, *self._inner.variables(specs)]
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return the memory; the first update of another number of replicas sends all that was held back."""
+        """Return the memory; the first update with another number of replicas sends all that was held back."""
         return [*self._memory.sharded_state(), *self._inner.sharded_state()]
 
     def renew(self, workers: Any, trained_seconds: float) -> bool:
         return bool(self._specs) and self._plan.renew(workers, self._memory, self._specs, trained_seconds)
 
     def alone(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the whole gradients, with what was held back when there were more replicas."""
+        """Return the whole gradients, plus the numbers held back when there were more replicas."""
         if self._codec.has_momentum:
             return [self._whole(one) for one in gradients]
         mine = {i: one for i, one in enumerate(gradients) if one.place in self._specs and not _has_rows(one)}
@@ -147,7 +147,7 @@ class Compressed(Around):
         return [replace(one, value=values[index]) for index, one in enumerate(gradients)]
 
     def _units(self, gradients: list[Gradient]) -> list[_Unit]:
-        """Return the gradients that are compressed together, in the order of the last gradient of each."""
+        """Return the gradients that are compressed together, in the order of the last gradient of each unit."""
         groups: dict[int, dict[int, tf.Tensor]] = {}
         codecs: dict[int, Codec] = {}
         for index, one in enumerate(gradients):
@@ -164,11 +164,11 @@ class Compressed(Around):
         return sorted(units, key=lambda unit: max(unit.indices))
 
     def _dense(self, gradient: Gradient) -> Gradient:
-        """Return a dense gradient where rows have a momentum too."""
+        """Return a gradient as dense if rows have a momentum too."""
         return replace(gradient, value=tf.convert_to_tensor(gradient.value)) if self._codec.has_momentum else gradient
 
     def _whole(self, gradient: Gradient) -> Gradient:
-        """Return what a codec sends of a gradient that it does not compress, and update its memory."""
+        """Return a codec's value of a gradient that it does not compress, and update its memory."""
         codec = self._plan.of(gradient.place) or self._plan.options[-1]
         variables = self._memory.of(gradient.place, codec)
         value = tf.convert_to_tensor(gradient.value)
@@ -207,7 +207,7 @@ class Compressed(Around):
         return list(totals)
 
     def _is_whole(self, units: list[_Unit], size: int) -> tf.Tensor:
-        """True in updates without compression: the first ones, and the first of another number of replicas."""
+        """Return whether an update goes uncompressed: an early one, or the first with another number of replicas."""
         places = [place for unit in units for place in unit.places]
         start_after = [unit.codec.start_after for unit in units for _ in unit.places]
         updates, members = (
@@ -240,7 +240,7 @@ class Compressed(Around):
 
 
 class _Carrier:
-    """Carries the tensors of a replica's exchanges."""
+    """The carrier of a replica's exchanges."""
 
     def __init__(self, inner: GradientReducer) -> None:
         self._inner = inner
@@ -267,7 +267,7 @@ def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def is_compressed(codec: Codec, spec: tf.TensorSpec) -> bool:
-    """True if a codec compresses the gradients of a variable.
+    """Return whether a codec compresses the gradients of a variable.
 
     Example:
         >>> from tfdist.compression import QSGD

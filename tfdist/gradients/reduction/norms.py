@@ -1,4 +1,4 @@
-"""Norms and checks over all gradients, where a process has a part of them."""
+"""Norms and checks over all gradients, if a process has only a part of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Total = Callable[[tf.Tensor], tf.Tensor]
 
 
 def are_finite(grads: Sequence[Any], total: Total) -> tf.Tensor:
-    """True if all elements of all parts are finite, the same on every process."""
+    """Return whether all elements of all parts are finite, the same on every process."""
     bad = tf.cast(tf.logical_not(replica_sums.are_finite(list(grads))), tf.float32)
     return tf.equal(total(tf.reshape(bad, [1]))[0], 0)
 
@@ -42,7 +42,7 @@ def clipped(
 
 
 def squares(gradient: Any) -> tf.Tensor:
-    """Return the sum of squares, float64; rows of one index are not added up before."""
+    """Return the sum of squares, float64; rows with the same index are not added up first."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # squares of float16 overflow at 256
     return tf.cast(2.0 * tf.nn.l2_loss(tf.cast(values, wide)), tf.float64)  # which makes no tensor of squares

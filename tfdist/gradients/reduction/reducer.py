@@ -2,11 +2,11 @@
 
 From the optimizer, on the outside, to the exchange between replicas, on the inside:
 
-    weighted        each gradient times the replica's share of the examples, unless its loss was
+    weighted        multiplies each gradient by the replica's share of the examples, unless its loss was weighted
     accumulated     `DistributedOptimizer` adds up micro-batches here, and goes on when an accumulation is complete
     combined        `Adasum`: combines the gradients that come back from all replicas
-    compressed      `Choices.compression`: hands on less than it is given, and remembers what it has left out
-    cast            `WireDtype`: rounds to the dtype that travels, and back
+    compressed      `Choices.compression`: passes on less than it is given, and remembers what it has left out
+    cast            `WireDtype`: rounds to the wire dtype, and converts back
     exchanged       `AllReduce`, `AllGather`, `shard_exchange.ReduceScatter` or `gradient_push.ToServers`
 
 `present` puts the gradients in the order in which they leave, once; `composed` stacks the last four. `OverReplicas` is
@@ -37,13 +37,13 @@ class Gradient:
     """The gradient of one variable.
 
     Attributes:
-        value: a tensor or `tf.IndexedSlices`.
-        path: of the variable, with Keras' counters as in `relative_paths`: equal on every worker.
-        keep_duplicate_indices: whether rows of one index in `tf.IndexedSlices` must not be added up on the way; see
-            `keeps_duplicate_indices`.
-        place: index of the variable among those that the optimizer was built for, whose specs
+        value: the gradient, a tensor or `tf.IndexedSlices`.
+        path: the path of the variable, with Keras' counters as in `relative_paths`: equal on every worker.
+        keep_duplicate_indices: whether rows with the same index in `tf.IndexedSlices` must not be added up on the way;
+            see `keeps_duplicate_indices`.
+        place: the index of the variable among those for which the optimizer was built, whose specs
             `GradientReducer.variables` was given; for reducers with a memory.
-        index: index among the gradients that the optimizer was given in this call.
+        index: the index among the gradients that the optimizer was given in this call.
     """
 
     value: Any
@@ -57,9 +57,9 @@ class Gradient:
 
 
 class GradientReducer:
-    """Turns a replica's gradients into those of the global batch; all replicas call it, in the same order.
+    """One link of the chain from a replica's gradients to the global batch's; replicas call it in the same order.
 
-    This base is one without a memory. One with a memory makes `keras.Variable`s, and reads and assigns them in
+    This base has no memory. A reducer with a memory makes `keras.Variable`s, and reads and assigns them in
     `reduce`; each replica has values of its own. Gradients come to it without a loss scale, and a step that is skipped
     for a gradient that is not finite restores the memory.
     """
@@ -69,18 +69,18 @@ class GradientReducer:
         return []
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return these variables, with the rule for another number of replicas, for backups and saved models.
+        """Return the variables with the rule for another number of replicas, for backups and saved models.
 
-        Before `variables` was called, the same states without variables.
+        Before `variables` is called, the states have no variables.
         """
         return []
 
     def renew(self, workers: Any, trained_seconds: float) -> bool:
-        """Choose again what is chosen by measurement, between two epochs; True if the step must be traced again."""
+        """Repeat choices by measurement, between two epochs; return True if the step must be traced again."""
         return False
 
     def alone(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return what a replica without others applies in place of the sums."""
+        """Return the gradients that a single replica applies in place of the sums."""
         return gradients
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
@@ -114,7 +114,7 @@ class Choices:
     Attributes:
         kind: one of `KINDS`; a sum is the mean times the number of examples, by which the optimizer multiplies.
         wire_dtype: the dtype to which gradients are rounded while they travel, or None.
-        compression: a function that wraps the exchanging reducer in one that hands on less than it gets; or None.
+        compression: a function that wraps the exchanging reducer in one that passes on less than it gets; or None.
     """
 
     kind: str = "mean"
@@ -123,7 +123,7 @@ class Choices:
 
 
 class ReducesItself:
-    """The part of an optimizer that reduces the gradients it is given; a tfdist scope leaves that to the optimizer."""
+    """The part of an optimizer that reduces its own gradients; a tfdist scope leaves the reduction to the optimizer."""
 
     name: str
 
@@ -132,7 +132,7 @@ class ReducesItself:
         return Choices()
 
     def renew_reduction(self, workers: Any, trained_seconds: float) -> bool:
-        """Choose again how gradients travel; see `GradientReducer.renew`."""
+        """Choose codecs again; see `GradientReducer.renew`."""
         return False
 
 
@@ -195,11 +195,11 @@ def as_made(gradients: Sequence[Any]) -> list[int]:
 
 
 def keeps_duplicate_indices(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether rows of one index in a sparse gradient must reach an optimizer apart, as one device has them.
+    """Return whether a sparse gradient's rows with the same index must reach an optimizer separately.
 
-    Keras looks at each row by itself wherever it does more with a gradient than add it: it squares a row, or takes its
-    size, root or norm, before it adds up the rows of an index. Only SGD without clipping, with or without momentum, is
-    known to get the same result from rows that were added up before.
+    Keras treats each row separately if it does more with a gradient than add it. It squares a row, or takes its size,
+    root or norm, before it adds up the rows with the same index. Only SGD without clipping, with or without momentum,
+    is known to get the same result from rows that were added up before.
 
     Example:
         >>> from keras.optimizers import SGD, Adam
@@ -216,7 +216,7 @@ def _only_adds(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def in_their_places(reduced: Sequence[Gradient], count: int) -> list[Any]:
-    """Return the values by `Gradient.index`, and None where there was no gradient.
+    """Return the values by `Gradient.index`, and None for missing gradients.
 
     Example:
         >>> in_their_places([Gradient(2, "b", index=2), Gradient(1, "a", index=0)], 3)
@@ -229,7 +229,7 @@ def in_their_places(reduced: Sequence[Gradient], count: int) -> list[Any]:
 
 
 def stamped(arrived: list[Gradient], scale: Callable[[], Any]) -> list[Gradient]:
-    """Return reduced gradients; where steps are recorded, note when they came, and their norm without a loss scale."""
+    """Return reduced gradients; if steps are recorded, note when they arrived, and their norm without a loss scale."""
     values = [one.value for one in arrived]
     graph_stamps.mark(Column.REDUCED, values)
     stamps = graph_stamps.current()
@@ -243,7 +243,7 @@ def stamped(arrived: list[Gradient], scale: Callable[[], Any]) -> list[Gradient]
 class OverReplicas(Around):
     """The reducer over the replicas of the strategy in whose replica it is called.
 
-    A single replica has the gradients of the global batch already, and so has code outside of any replica.
+    A single replica already has the gradients of the global batch, and so does code outside of any replica.
     """
 
     def __init__(self, choices: Choices) -> None:
@@ -256,7 +256,7 @@ class OverReplicas(Around):
 
 
 def weighted(gradients: list[Gradient], weight: tf.Tensor | None) -> list[Gradient]:
-    """Return each gradient times a weight, and exactly zero where the weight is; unchanged without a weight."""
+    """Return each gradient times a weight, and exactly zero if the weight is zero; unchanged without a weight."""
     if weight is None:
         return gradients
     return [replace(gradient, value=replica_sums.weighted(gradient.value, weight)) for gradient in gradients]
@@ -284,7 +284,7 @@ class WireDtype(Around):
 
 
 class Adasum(Around):
-    """Combines the replicas' gradients by adaptive summation, each scaled by its share relative to an even share."""
+    """A reducer that combines the replicas' gradients by Adasum, each scaled by its share relative to an even share."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
         replicas = tf_strategies.replicas_here()
@@ -295,9 +295,9 @@ class Adasum(Around):
 
 
 def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return Adasum of gradients of one variable: neighbours, then pairs of pairs; an odd one goes up as it is.
+    """Return the adaptive sum of gradients of one variable: of neighbours, then of pairs; an odd one is passed up.
 
-    Of two, with <a, b> over the whole variable:
+    For two gradients, with <a, b> over the whole variable:
 
         a (1 - <a, b> / 2|a|^2) + b (1 - <a, b> / 2|b|^2)
 
@@ -332,7 +332,7 @@ class AllReduce(GradientReducer):
     """The exchange that adds up over all replicas, by the strategy's collectives."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the sums; of `tf.IndexedSlices`, the rows of all replicas. The first leave first."""
+        """Return the sums; for `tf.IndexedSlices`, the rows of all replicas. The first gradients leave first."""
         sums = list(gradients)
         for keep in dict.fromkeys(gradient.keep_duplicate_indices for gradient in gradients):
             places = [i for i, one in enumerate(gradients) if one.keep_duplicate_indices is keep]
@@ -350,7 +350,7 @@ class AllReduce(GradientReducer):
 
 
 class AllGather(GradientReducer):
-    """The exchange that gathers the gradients of all replicas, dense and stacked, those of one dtype together."""
+    """The exchange that gathers the gradients of all replicas, dense and stacked; each dtype travels together."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
         label = " and ".join(["gradients", *map(_label, gradients)])

@@ -77,29 +77,29 @@ class Replicas:
 
 
 def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
-    """Return the rows of all replicas, in their order; each may have another number of rows."""
+    """Return the rows of all replicas, in the replicas' order; replicas may have different numbers of rows."""
     return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
 
 
 def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
-    """Return the rows for this replica, one from each replica, in their order."""
+    """Return the rows for this replica, one from each replica, in the replicas' order."""
     return tf.distribute.get_strategy().extended.all_to_all_in_replica(tensor, label)
 
 
 def weighted(tensor: Any, share: tf.Tensor) -> Any:
-    """Return ``tensor * share``, and exactly zero where the share is zero: a replica without examples may hold NaN."""
+    """Return ``tensor * share``, and exactly zero if the share is zero: a replica without examples may hold NaN."""
     return mapped(lambda value: tf.math.multiply_no_nan(value, tf.cast(share, value.dtype)), tensor)
 
 
 def mapped(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Return a function of a gradient's values, those of the rows for `tf.IndexedSlices`; None for None."""
+    """Return a function of a gradient's values, or of the values of `tf.IndexedSlices`; None for None."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return None if gradient is None else function(gradient)
 
 
 def are_finite(gradients: list[Any]) -> tf.Tensor:
-    """True if all values of all gradients are finite, a bool scalar.
+    """Return whether all values of all gradients are finite, a bool scalar.
 
     Example:
         >>> bool(are_finite([tf.constant([1.0]), None, tf.constant([float("inf")])]))

@@ -1,1 +1,1 @@
-"""Sharded data parallelism: each worker updates a part of the weights, and has the slots of that part alone."""
+"""Sharded data parallelism: each worker updates a part of the weights, and has only the slots of that part."""

@@ -1,4 +1,4 @@
-"""Reduce gradients to the workers that update their parts, and gather the new weights on all workers.
+"""The exchange of sharded updates: gradients are reduced to the workers of their parts, new weights gathered on all.
 
 Both use buckets in backward-pass order, and together move as many bytes as an all_reduce, of which a reduce_scatter is
 the first half and an all_gather the second.
@@ -53,9 +53,9 @@ class ReduceScatter(reducer.GradientReducer):
 
 
 class _UnderWay:
-    """Limits the bytes under way in a step to two buckets, or two of the largest tensor that travels by itself.
+    """A limit on the bytes under way in a step: two buckets, or two of the largest tensor that travels by itself.
 
-    One travels while the next is made. Small tensors between them do not count.
+    One bucket travels while the next is made. Small tensors between them do not count.
     """
 
     def __init__(self, bucket_bytes: int, alike: Iterable[Any]) -> None:
@@ -65,7 +65,7 @@ class _UnderWay:
         self._next = 0
 
     def before(self, wholes: Sequence[Any]) -> list[Any]:
-        """Return what must have arrived before these tensors are made: nothing, or one tensor given to `left_by`."""
+        """Return the tensors that must have arrived before these are made: none, or one that was given to `left_by`."""
         held = self._next = sum(map(_bytes, wholes))
         for size, arrived in reversed(self._gone):
             held += size
@@ -74,7 +74,7 @@ class _UnderWay:
         return []
 
     def left_by(self, arrived: Any) -> None:
-        """Note what is made of the tensors that `before` was asked about last."""
+        """Note the result of the tensors that `before` was asked about last."""
         self._gone.append((self._next, arrived))
 
 

@@ -1,6 +1,6 @@
 """The part of each variable that a worker updates, as pure functions. No TensorFlow.
 
-A variable is divided by elements: each worker has a stretch of the flattened variable, and stretches differ by one
+A variable is divided by elements: each worker has a stretch of the flattened variable, and the lengths differ by one
 element at most. So each worker has 1 / p of every variable, and nothing is padded. Stretches are those of
 `numpy.array_split`, by which the rule "concatenate" of `checkpoint.state_resizing` divides.
 """
@@ -14,7 +14,7 @@ from tfdist.errors import UnsupportedError
 
 
 def stretch(count: int, index: int, size: int) -> tuple[int, int]:
-    """Return where a worker's part of the elements of a variable begins and ends.
+    """Return the bounds of a worker's part of the elements of a variable.
 
     Example:
         >>> [stretch(7, index, 3) for index in range(3)], stretch(1, 2, 3)

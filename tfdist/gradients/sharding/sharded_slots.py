@@ -1,7 +1,7 @@
-"""Sharded data parallelism of one strategy: which optimizers take part, and each worker's part of them.
+"""Sharded data parallelism of one strategy: the optimizers that take part, and each worker's part of them.
 
 Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models", 2020. There all parameters in a row are partitioned; here each variable is, so that slots keep their names, and
+Models", 2020. There, all parameters in a row are partitioned; here each variable is, so that slots keep their names and
 the parts do not depend on buckets.
 """
 
@@ -41,7 +41,7 @@ class OptimizerSharding:
         self._gathered: dict[int, Any] = {}
 
     def adopt(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Give an optimizer that is being created in the strategy's scope slots for parts; twice does nothing."""
+        """Give slots for parts to an optimizer created in the strategy's scope; a second call does nothing."""
         own = vars(optimizer)
         if "save_own_variables" in own:
             return
@@ -57,7 +57,7 @@ class OptimizerSharding:
         own["sharded_state"] = updates.sharded_state
 
     def accumulates_parts(self, choices: reducer.Choices) -> bool:
-        """True if accumulated gradients are this worker's parts, reduced for each micro-batch."""
+        """Return whether accumulated gradients are this worker's parts, reduced for each micro-batch."""
         if self.stage > 1 and (choices.compression is not None or choices.kind == "adasum"):
             what = "compression" if choices.compression is not None else 'reduction="adasum"'
             raise UnsupportedError(
@@ -103,7 +103,7 @@ def of_strategy(strategy: Any) -> OptimizerSharding | None:
 
 
 def parts_of(optimizer: Any, variables: Sequence[Any]) -> list[Part]:
-    """Return this worker's parts of variables of an optimizer that is built, or hands gradients on to one that is."""
+    """Return this worker's parts of variables of an optimizer that is built, or passes gradients on to one that is."""
     known = updates_of(optimizer)
     found = [next(filter(None, (one.part_of(variable) for one in known)), None) for variable in variables]
     # Keras itself refuses an unknown variable
@@ -118,7 +118,7 @@ def gathering(model: keras.Model) -> AbstractContextManager[None]:
 
 
 def updates_of(optimizer: Any) -> list[Updates]:
-    """Return the sharded updates of an optimizer, and of those that it hands gradients on to."""
+    """Return the sharded updates of an optimizer, and of those to which it passes gradients on."""
     found = [vars(one).get(UPDATES) for one in keras_optimizer.chain(optimizer)]
     return [one for one in found if one is not None]
 
@@ -137,7 +137,7 @@ def adapt_callbacks(callbacks: Sequence[keras.callbacks.Callback], *, writes: bo
 
 
 def require_same_backup(found: Sequence[bool]) -> None:
-    """Raise if some workers would resume from a backup of Keras' and others not."""
+    """Raise if some workers would resume from a backup made by Keras and others would not."""
     if any(found) and not all(found):
         raise UnsupportedError(
             f"keras.callbacks.BackupAndRestore finds a backup on worker {list(found).index(True)} and none on worker "

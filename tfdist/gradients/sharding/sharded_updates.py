@@ -1,4 +1,4 @@
-"""The updates of one optimizer whose slots are sharded: each worker updates its parts, and all get the new weights."""
+"""The updates of one optimizer with sharded slots: each worker updates its parts, and all get the new weights."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,10 +23,10 @@ _OPERATORS = (
 
 
 class VariablePart:
-    """Stands for a Keras variable when an optimizer builds slots or updates elements: it has the shape of a part.
+    """A stand-in for a Keras variable while an optimizer builds slots or updates elements; it has the shape of a part.
 
-    It is read as the part. It keeps an assigned value as a tensor, so the part takes no memory between two steps. It
-    can be assigned in a condition only if it is used up there.
+    Reading it gives the part. It keeps an assigned value as a tensor, so the part takes no memory between two steps. It
+    can be assigned in a condition only if its value is used up there.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ for _name in _OPERATORS:
 
 
 class Updates:
-    """Implements what `compat.keras.sharded_optimizer` needs: parts of an optimizer's variables, and their updates.
+    """The parts of an optimizer's variables and their updates, as `compat.keras.sharded_optimizer` needs them.
 
     If the optimizer updates each element by itself, each variable is divided evenly by elements. Other optimizers use
     whole variables (norms of layers, rows and columns), so one worker updates each whole variable, balanced by size.
@@ -95,7 +95,7 @@ class Updates:
 
     @property
     def divides(self) -> bool:
-        """True if variables are divided by elements."""
+        """Whether variables are divided by elements."""
         return keras_optimizer.updates_elements(self._optimizer)
 
     def part_of(self, variable: Any) -> Part | None:
@@ -108,7 +108,7 @@ class Updates:
     # What Keras' optimizer asks for
 
     def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
-        """Divide the variables that the optimizer is built for, and return stand-ins to make slots of."""
+        """Divide the variables for which the optimizer is built, and return stand-ins from which to make slots."""
         _require_known(self._optimizer)
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
@@ -125,7 +125,7 @@ class Updates:
         return [one if isinstance(part, Everywhere) else self._stand_in(one, part, one.name) for one, part in made]
 
     def made(self, slot: Any, stand_in: Any) -> None:
-        """Note which part a slot is of."""
+        """Note the part to which a slot belongs."""
         variable = stand_in.whole if isinstance(stand_in, VariablePart) else stand_in
         part = self.part_of(variable)
         if part is not None:
@@ -149,7 +149,7 @@ class Updates:
             )
 
     def clipped(self, grads: list[Any]) -> list[Any]:
-        """Return the gradients of parts, clipped as the optimizer says."""
+        """Return the gradients of parts, clipped as the optimizer requires."""
         own = self._optimizer
         if own.clipnorm:
             return norms.clipped(grads, self.total, clipnorm=own.clipnorm)
@@ -197,7 +197,7 @@ class Updates:
         return part.of(tf.convert_to_tensor(variable.value))
 
     def _updated_apart(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
-        """Return the same for a variable in parts on all workers, which is gathered for the worker that updates it."""
+        """Return the part of a new value like `_updated`, for a variable in parts, which is gathered for its worker."""
         grad, one = pair
         with tf.control_dependencies([grad]):
             (whole,) = self.readable([self._variables[keras_sharded.key_of(self._optimizer, one)]])
@@ -223,7 +223,7 @@ class Updates:
         return slot_saving.states("the optimizer's slots", self._optimizer.variables)
 
     def swap_averages(self) -> None:
-        """Exchange the weights and their moving averages; every worker must call it."""
+        """Exchange the weights and their moving averages; every worker must call this."""
         variables, averages = keras_sharded.averages(self._optimizer)
         new = [tf.convert_to_tensor(average.value) for average in averages]
         for average, part in zip(averages, self.readable(variables), strict=True):

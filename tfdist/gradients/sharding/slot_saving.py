@@ -1,6 +1,6 @@
 """Sharded slots in files: saved whole, as one device has them, whatever part a worker holds.
 
-Gathering needs every worker, so workers first meet by notes, which break nothing if one of them does not come.
+Gathering needs every worker, so workers first meet by notes, which break nothing if a worker does not come.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _MOST_AXES = 8
 
 
 def note_part(variable: keras.Variable, part: Any) -> None:
-    """Record this worker's part of a variable: a `Part`, or "owned" where its size tells."""
+    """Record this worker's part of a variable: a `Part`, or "owned" if its size shows the owner."""
     vars(variable)[_ATTRIBUTE] = part
 
 
@@ -36,7 +36,7 @@ def part_of(variable: keras.Variable) -> Any:
 
 
 def states(name: str, variables: Sequence[keras.Variable]) -> list[ShardedState]:
-    """Return what a backup keeps for each worker: the variables of which it has a part."""
+    """Return the states that a backup keeps for each worker: the variables of which it has a part."""
     parts = {id(one): part_of(one) for one in variables}
     divided = [one for one in variables if isinstance(parts[id(one)], Stretch)]
     owned = [one for one in variables if parts[id(one)] is not None and not isinstance(parts[id(one)], Stretch)]
@@ -47,7 +47,7 @@ def states(name: str, variables: Sequence[keras.Variable]) -> list[ShardedState]
 
 
 def whole_value(workers: Workers, variable: keras.Variable) -> Any:
-    """Return a variable as one device has it, an array; every worker must call it."""
+    """Return a variable as one device has it, an array; every worker must call this."""
     part, own = part_of(variable), tf.convert_to_tensor(tf_strategies.primary(variable.value))
     if part is None:
         return own.numpy()
@@ -65,7 +65,7 @@ def whole_value(workers: Workers, variable: keras.Variable) -> Any:
 
 @contextlib.contextmanager
 def gathered(workers: Workers, optimizers: Sequence[Any], values: dict[int, Any]) -> Iterator[None]:
-    """Hold the whole values of optimizers' variables, by their ids, for a while; every worker must enter it."""
+    """Hold the whole values of optimizers' variables, by their ids, during the block; every worker must enter it."""
     needed = {id(one): one for optimizer in optimizers for one in optimizer.variables if part_of(one) is not None}
     if needed:
         _require_all(workers)
@@ -95,7 +95,7 @@ def load(optimizer: Any, store: Any) -> None:
 
 
 class _PartsOfStore:
-    """A store of whole values that returns this worker's parts."""
+    """A view of a store of whole values that returns this worker's parts."""
 
     def __init__(self, optimizer: Any, store: Any) -> None:
         self._variables = optimizer.variables

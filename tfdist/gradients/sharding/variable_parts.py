@@ -15,7 +15,7 @@ class Part(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the part."""
+        """The shape of the part."""
 
     def of(self, value: Any) -> Any:
         """Return this part of a tensor or of `tf.IndexedSlices` for the whole variable."""
@@ -26,9 +26,9 @@ class Stretch:
     """Consecutive elements of the flattened variable.
 
     Attributes:
-        whole: shape of the variable.
-        index: of the worker.
-        size: number of workers.
+        whole: the shape of the variable.
+        index: the index of the worker.
+        size: the number of workers.
     """
 
     whole: tuple[int, ...]
@@ -37,7 +37,7 @@ class Stretch:
 
     @property
     def count(self) -> int:
-        """Elements of the whole."""
+        """The number of elements of the whole."""
         return math.prod(self.whole)
 
     @property
@@ -51,11 +51,11 @@ class Stretch:
 
     @property
     def width(self) -> int:
-        """Elements of the longest stretch, which is what each worker sends."""
+        """The number of elements of the longest stretch, which is what each worker sends."""
         return -(-self.count // self.size)
 
     def of(self, value: Any) -> Any:
-        """Return this worker's elements; of rows of a table, each element as a row of its own."""
+        """Return this worker's elements; for rows of a table, each element as a row of its own."""
         if isinstance(value, tf.IndexedSlices):
             return self._of_rows(value)
         begin, end = self.bounds
@@ -102,9 +102,9 @@ class Owned:
     """A whole variable on one worker, and nothing on the others.
 
     Attributes:
-        whole: shape of the variable.
-        owner: the worker that has it.
-        index: this worker.
+        whole: the shape of the variable.
+        owner: the index of the worker that has it.
+        index: the index of this worker.
     """
 
     whole: tuple[int, ...]
@@ -117,7 +117,7 @@ class Owned:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole shape on the owner; elsewhere a shape of as many axes without elements."""
+        """The shape of the whole on the owner; elsewhere a shape with as many axes and no elements."""
         return self.whole if self.is_mine else (0,) * max(1, len(self.whole))
 
     def of(self, value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""The agent of a job: it starts, looks, acts and tells."""
+"""The agent of a job, which starts, observes and ends its processes, and reports on them."""

@@ -44,7 +44,7 @@ def look_seconds(state: State) -> float:
 
 
 class ProcessReport:
-    """The processes of one start on this host, by task: for `tfdist stacks`, and for reports of hangs."""
+    """The processes of one start on this host by task, for `tfdist stacks` and for reports of hangs."""
 
     def __init__(self, job: Job, rules: Rules, group: WorkerGroup, *, starts: int) -> None:
         self._job = job
@@ -54,7 +54,7 @@ class ProcessReport:
         self._told: set[tuple[int | None, float]] = set()
 
     def targets(self) -> tuple[Target, ...]:
-        """The running processes, and the file to which each writes its stacks."""
+        """Return the running processes, each with the file to which it writes its stacks."""
         memory = self._job.guard.memory
         tasks = [(self._rules.task(index), handle) for index, handle in sorted(self._group.present.items())]
         return tuple(
@@ -67,7 +67,7 @@ class ProcessReport:
         _write(processes_file(self._job.guard.memory), made)
 
     def tell(self, hang: Hang) -> None:
-        """Report, once per hang, where all processes are. A process stopped by SIGSTOP needs no report."""
+        """Report the stacks of all processes, once per hang. A process stopped by SIGSTOP needs no report."""
         stopped = hang.worker is not None and self._group.present[hang.worker].is_stopped
         if stopped or (hang.worker, hang.since) in self._told:
             return
@@ -142,7 +142,7 @@ class Controller:
         return monitoring.straggler(config.evict_seconds, means)
 
     def seen(self, running: Iterable[int] | None = None) -> list[Seen]:
-        """The processes that report, as they are now; all of them, or only the running ones."""
+        """Return the present state of the processes that report: all of them, or only the running ones."""
         reporting = self._reporting if running is None else [one for one in self._reporting if one in running]
         return [
             Seen(
@@ -212,7 +212,7 @@ class Controller:
         return hang
 
     def _write_tasks(self) -> None:
-        """Write which process is which task, for programs outside and for faults that a chief injects."""
+        """Write the task of each process, for other programs and for faults that a chief injects."""
         if self._report is not None:
             self._report.write()
         if self._rules.in_step:

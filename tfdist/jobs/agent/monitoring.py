@@ -1,4 +1,4 @@
-"""Reports of `tfdist run --monitor`: the bottleneck, alerts, and workers to evict.
+"""The reports of `tfdist run --monitor`: the bottleneck, alerts, and workers to evict.
 
 NumPy is loaded with the first report, so `tfdist run` starts without it.
 """
@@ -27,7 +27,7 @@ ALERT_SECONDS = 2.0
 
 
 class Monitoring:
-    """Reports the verdict on request and at the end, and alerts as they occur."""
+    """A reporter of the verdict, on request and at the end, and of alerts as they occur."""
 
     def __init__(
         self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Flag, *, evicts: bool = False
@@ -90,7 +90,7 @@ class Monitoring:
         self._slow = self._staying.look(slow_workers(found), known_from=int(found.steps[0]))
 
     def straggler(self, patience_seconds: float, means: Means) -> Evict | None:
-        """The eviction of a worker that has been slow for long enough, if any. A worker that stays is reported once."""
+        """Return the eviction of a worker that has been slow for too long, if any; report a worker that stays once."""
         for slow in self._slow:
             if slow.worker in self._kept or not is_due(slow, self._evictions, patience_seconds=patience_seconds):
                 continue

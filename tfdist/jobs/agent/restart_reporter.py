@@ -43,7 +43,7 @@ class Cause:
 
     @property
     def signature(self) -> str | None:
-        """Equal for the same failure at the same step; None if neither the step nor the reason is known."""
+        """A text that is equal for the same failure at the same step; None if neither step nor reason is known."""
         if self.tick is None and self.kind != "exception":
             return None
         resumed = None if self.status is None else self.status.resumed
@@ -112,7 +112,7 @@ class EventFile:
 
 @dataclass(kw_only=True)
 class RestartReporter:
-    """Counts and reports what happens to a job."""
+    """A reporter that counts and reports the events of a job."""
 
     say: Callable[[str], None]
     file: EventFile
@@ -160,7 +160,7 @@ class RestartReporter:
         self.file.write("replaced", start=self.start, task=task)
 
     def halted(self, purpose: str, workers: int, asked: float) -> None:
-        """All workers have stopped as requested at this clock time; ``workers`` go on."""
+        """Report that all workers have stopped as requested at this clock time, and that ``workers`` go on."""
         is_eviction = purpose == Purpose.EVICT.value
         self.sizes += workers > 0 and not is_eviction
         self.evicted += workers > 0 and is_eviction
@@ -171,7 +171,7 @@ class RestartReporter:
         self._done = max((one.status.done for one in seen if one.status.done is not None), default=self._done)
 
     def stepping(self, seen: Sequence[Seen]) -> str:
-        """All workers have ended a step; return the report of it."""
+        """Record that all workers have ended a step; return the report about it."""
         workers = [one.status for one in seen]
         clock = max(status.first_step_ended or 0.0 for status in workers)
         resumed, source = workers[0].resumed, workers[0].source
@@ -198,7 +198,7 @@ class RestartReporter:
         return text
 
     def warned(self, sentence: str) -> None:
-        """Note a warning. Other workers, and later starts, may repeat it."""
+        """Record a warning, which other workers and later starts may repeat."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             self.file.write("warning", start=self.start, text=sentence)
@@ -256,7 +256,7 @@ def _steps(count: int) -> str:
 
 
 def failures_of(attempt: Attempt, rules: Rules, records: Mapping[int, Record | None]) -> tuple[Failure, ...]:
-    """The processes that failed on their own, the root cause first: in step the earliest, else the supervisor's."""
+    """Return the processes that failed on their own, the root cause first: the earliest, or the supervisor's choice."""
     state = attempt.state
     ended = {
         index: Failure(
@@ -315,7 +315,7 @@ def outcome_of(attempt: Attempt, rules: Rules, failures: tuple[Failure, ...], de
 
 
 def why_not_again(attempt: Attempt, rules: Rules, decision: Decision, history: History) -> str:
-    """The reason why no start follows a failed one, as text; may be empty."""
+    """Return the reason why no start follows a failed one, as text; may be empty."""
     if decision is Decision.REPEATED_FAILURE:
         same = rules.roles[0].restart_policy.same_failures
         return f"that came {same} times in a row at the same step, so the job is not started again"

@@ -49,6 +49,7 @@ from tfdist.jobs.output import tf_log_filter
 from tfdist.jobs.output.output_forwarder import Output, screen
 from tfdist.jobs.placement.local_placement import LocalPlacement, free_addresses, streams_of_one
 from tfdist.jobs.placement.placement_protocol import Factory, Placement
+from tfdist.jobs.placement.warm_workers import WarmWorkers
 from tfdist.jobs.placement.worker_factory import WorkerFactory
 from tfdist.jobs.plan.host_plan import NoRoomError, places
 from tfdist.jobs.plan.job_plan import plan
@@ -158,7 +159,8 @@ def _run(
     with contextlib.ExitStack() as stack:
         copy = str(event_copy(guard.memory)) if config.monitor else None
         file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id, copy=copy)))
-        factory = stack.enter_context(contextlib.closing(WorkerFactory(config, guard)))
+        warm = stack.enter_context(contextlib.closing(WarmWorkers(config, guard, lambda text: announce(out, text))))
+        factory = stack.enter_context(contextlib.closing(WorkerFactory(config, guard, warm.start)))
         reporter = RestartReporter(
             say=lambda text: announce(out, text),
             file=file,

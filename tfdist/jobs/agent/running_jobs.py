@@ -6,7 +6,6 @@ back when the job goes on, or cannot.
 
 import contextlib
 import json
-import os
 import socket
 import tempfile
 import threading
@@ -48,7 +47,7 @@ class Control:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._server = socket.socket(socket.AF_UNIX)
-        with _reachable(path) as name:
+        with cache.reachable(path) as name:
             self._server.bind(name)
         self._server.listen(8)
         self._thread = threading.Thread(target=self._serve, name="job control", daemon=True)
@@ -190,7 +189,7 @@ def _connected(path: Path, *, patience_seconds: float = 0.0) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_PATIENCE_SECONDS)  # without one, connecting waits for ever
     try:
-        with _reachable(path) as name:
+        with cache.reachable(path) as name:
             while True:
                 try:
                     connection.connect(name)
@@ -203,19 +202,6 @@ def _connected(path: Path, *, patience_seconds: float = 0.0) -> socket.socket:
     except OSError:
         connection.close()
         raise
-
-
-@contextlib.contextmanager
-def _reachable(path: Path) -> Iterator[str]:
-    """Yield a short enough name for a socket: the system takes about a hundred bytes."""
-    if len(os.fsencode(path)) < 100:
-        yield str(path)
-        return
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{path.name}"
-    finally:
-        os.close(descriptor)
 
 
 def _line(connection: socket.socket, seconds: float) -> bytes:

@@ -1,7 +1,7 @@
 """Resources and settings shared by all starts of a job, and its standby workers.
 
 Standby workers have run the script up to its first step and replace workers that failed, so the cost of a restart
-(strategy, model, connections) is paid in advance; the price is memory, and that the script runs up to `fit` beside the
+(strategy, model, connections) is paid in advance. The price is memory, and a script that runs up to `fit` beside the
 job. They are forked like restarted ones, and wait in `StatusReporter.stand_by`.
 """
 
@@ -36,7 +36,7 @@ from tfdist.processes.job_resources import Guard
 
 @dataclass(frozen=True, kw_only=True)
 class Reserve:
-    """Workers in reserve. `held` closes their channel and their processes."""
+    """The workers in reserve; `held` closes their channel and their processes."""
 
     specs: tuple[WorkerSpec, ...]
     channel: StatusChannel
@@ -143,7 +143,8 @@ class _Relay:
 
 @dataclass(kw_only=True)
 class Job:
-    """The state that all starts share. `step_seconds` and `addresses` are of the last one; `key` identifies workers."""
+    """The state that all starts share. `step_seconds` and `addresses` are of the last start; `key` identifies
+    workers."""
 
     config: LaunchConfig
     guard: Guard
@@ -165,7 +166,7 @@ class Job:
         announce(self.out, text)
 
     def sized(self, workers: int) -> LaunchConfig:
-        """The request with this number of workers, within the bounds of the original."""
+        """Return the request with this number of workers, within the bounds of the original."""
         if self.config.parameter_servers:
             return self.config
         least, most = self.config.range  # their defaults follow from the number of workers
@@ -186,7 +187,7 @@ class Job:
     def plan(
         self, workers: int, starts: int, *, piped: frozenset[int] = BOTH, reserve: bool = False
     ) -> tuple[tuple[WorkerSpec, ...], StatusChannel]:
-        """The processes to start, at addresses that earlier ones did not have, and a new status channel."""
+        """Return the processes to start, at addresses that earlier ones did not have, and a new status channel."""
         config = self.sized(workers)
         places = self.placement.addresses(len(tasks(config)), but=self.addresses)
         self.addresses = tuple(f"{host}:{port}" for host, port in places)
@@ -223,7 +224,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """A job before a start: its history, how often single processes were replaced, and the number of workers."""
+    """The state of a job before a start: its history, the number of replaced single processes, and of workers."""
 
     history: History
     replaced: int

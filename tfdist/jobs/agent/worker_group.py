@@ -1,6 +1,6 @@
-"""The processes of one start of a job: started, supervised by a function that decides, and ended with all they left.
+"""The processes of one start of a job: their start, their supervision by a pure function, and their complete end.
 
-Nothing here knows what a failure means. `StatusChannel` is how workers report: on one host a table in shared memory,
+This module does not decide about failures. `StatusChannel` is how workers report: on one host a table in shared memory,
 otherwise authenticated TCP.
 """
 
@@ -48,7 +48,7 @@ class Events(Protocol):
     """A queue of events that any thread may fill."""
 
     def put(self, event: Event) -> None:
-        """Put one there."""
+        """Add an event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class WorkerGroup:
         return tuple(self._all)
 
     def ended(self) -> frozenset[int]:
-        """The indexes of ended processes, whether or not the event was handled."""
+        """Return the indexes of ended processes, whether or not the event was handled."""
         return frozenset(index for index, handle in self._now.items() if handle.wait(0.0) is not None)
 
     @property
@@ -214,7 +214,7 @@ def _next_event(events: "SimpleQueue[Any]", state: State, look: Callable[[State]
 
 
 def _first_of(end: Exited, number: int, events: "SimpleQueue[Any]") -> Any:
-    """The same signal to the agent, if it arrives with the one that ended a worker; otherwise the end.
+    """Return the same signal to the agent, if it arrives with the one that ended a worker; otherwise the end.
 
     Service managers send a signal to every process of a job at once: then the signal is the cause, and not the end of
     the first worker that received it.
@@ -256,7 +256,7 @@ def impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[
 
 
 def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | None:
-    """The first signal that asks to end and has not been handled."""
+    """Return the first signal that asks to end and has not been handled."""
     seen = []
     with contextlib.suppress(Empty):
         while True:
@@ -275,16 +275,16 @@ class StatusChannel(Protocol):
     """The agent's side of the status channel. No call waits for a worker."""
 
     def read(self, worker: int) -> WorkerStatus:
-        """The latest status of a worker."""
+        """Return the latest status of a worker."""
 
     def new_warnings(self) -> list[str]:
-        """New warnings of all workers; several may send the same sentence."""
+        """Return the new warnings of all workers; several workers may send the same sentence."""
 
     def ask_to_halt(self) -> None:
         """Ask all workers to hold before their next step; positions are reliable SETTLE_SECONDS later."""
 
     def take_back(self) -> None:
-        """Let held workers go on; only while there is no target."""
+        """Let held workers go on; allowed only while there is no target."""
 
     def set_target(self, step: int) -> None:
         """Let the workers run up to and including this step."""
@@ -293,7 +293,7 @@ class StatusChannel(Protocol):
         """Let workers in reserve go on."""
 
     def end(self) -> None:
-        """Announce that the next signals to workers mean the end, not a halt."""
+        """Announce that the next signals to workers mean the end and not a halt."""
 
     def close(self) -> None:
         """Release the channel; workers that still write to it are not harmed."""

@@ -25,11 +25,11 @@ class Connection(Protocol):
 
     @property
     def wire(self) -> Wire:
-        """Its messages."""
+        """The messages of the connection."""
 
     @property
     def drain_seconds(self) -> float:
-        """The time that data under way may take after the end, in seconds."""
+        """The time in seconds for data under way to arrive after the end."""
 
     @property
     def shares_key(self) -> bool:
@@ -40,26 +40,26 @@ class Connection(Protocol):
         """Advice to the user when nothing arrives."""
 
     def note(self, line: str) -> None:
-        """Add a line to the reasons of its end."""
+        """Add a line to the reasons for the end of the connection."""
 
     def quoted(self) -> str:
-        """Known reasons of its end, as the end of a sentence; may be empty."""
+        """Return the known reasons for its end, as the end of a sentence; may be empty."""
 
     def unreachable(self, said: str) -> str:
         """Describe the failure before the first message, given what came instead; follows "cannot be reached"."""
 
     def cut(self) -> None:
-        """End it now."""
+        """End the connection now."""
 
     def end(self) -> None:
-        """Announce that nothing more comes."""
+        """Announce the end of this side's messages."""
 
     def close(self) -> None:
-        """Release its resources."""
+        """Release the connection's resources."""
 
 
 class ByProgram:
-    """The standard streams of a program that runs a command on the host."""
+    """A connection over the standard streams of a program that runs a command on the host."""
 
     shares_key = False
     drain_seconds = _DRAIN_SECONDS
@@ -102,7 +102,7 @@ class ByProgram:
         self._process.kill()  # no effect on an ended process
 
     def end(self) -> None:
-        """Close its standard input, and wait until it has ended."""
+        """Close the program's standard input, and wait until it has ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         end_process(self._process, _END_SECONDS)
@@ -138,7 +138,7 @@ class ByTcp:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Send no more. The other side ends what runs there and then the connection, which the reader sees."""
+        """Send no more. The other side ends its processes and then the connection, which the reader sees."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
@@ -162,7 +162,7 @@ class Tail:
         return "".join(f"\n  {line}" for line in self.lines(_DRAIN_SECONDS))
 
     def lines(self, seconds: float) -> list[str]:
-        """The lines so far, after a wait of at most this long for the end of the output."""
+        """Return the lines so far, after a wait of at most this long for the end of the output."""
         self._thread.join(seconds)
         return list(self._lines)
 

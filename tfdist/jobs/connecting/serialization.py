@@ -1,4 +1,4 @@
-"""Serialize requests and processes as JSON for other hosts."""
+"""The serialization of requests and processes as JSON for other hosts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -38,7 +38,7 @@ _PREFIXES = ("TF_", PREFIX, "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """A host's report about itself: `versions` are of packages that workers use, and `memory` outlives workers."""
+    """A host's report about itself: `versions` of the packages that workers use, and `memory` that outlives workers."""
 
     python: str
     pid: int
@@ -49,9 +49,9 @@ class HostReport:
 
 
 def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, str]:
-    """The variables that processes on other hosts get from here: those of frameworks, and those named by the user.
+    """Return the variables that processes on other hosts get: those of frameworks, and those that the user names.
 
-    Other variables stay here: paths and secrets of one machine mean nothing, or too much, on another.
+    Other variables are not sent: paths and secrets of one machine mean nothing, or reveal too much, on another.
 
     Example:
         >>> passed_on({"TF_NUM_INTEROP_THREADS": "1", "AWS_SECRET_ACCESS_KEY": "s", "A": "1"}, ("A",))
@@ -64,7 +64,7 @@ def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, st
 
 
 def without_those_of_a_host(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those of tfdist that belong to this host or process."""
+    """Return the variables without the tfdist variables of this host or process."""
     return {name: value for name, value in environ.items() if name not in _OF_A_HOST}
 
 

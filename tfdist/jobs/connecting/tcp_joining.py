@@ -1,7 +1,7 @@
-"""Hosts join a job over TCP, and both sides prove that they know the job's key.
+"""The joining of hosts to a job over TCP, in which both sides prove that they know the job's key.
 
-Used where no program passes on standard streams: under `mpirun` and services that start processes themselves, and on
-hosts without ssh. The launcher has a `Rendezvous`; a host agent joins by its environment (RENDEZVOUS, HOST_NAME,
+It is used where no program passes on standard streams: under `mpirun` and services that start processes themselves, and
+on hosts without ssh. The launcher has a `Rendezvous`; a host agent joins by its environment (RENDEZVOUS, HOST_NAME,
 JOB_KEY), which other users cannot read.
 
 Each side answers the other's random number with an HMAC. Every later message is signed with keys of this connection, so
@@ -71,12 +71,12 @@ class Ticket:
 
 
 def key_of_workers(key: bytes, job_id: str) -> str:
-    """The key of the workers of a job, derived by launcher and hosts alike."""
+    """Return the key of the workers of a job, derived by launcher and hosts alike."""
     return job_key.derived(key, "workers", [job_id]).hex()
 
 
 class Rendezvous:
-    """The launcher's side: listens, and keeps joined hosts until they are taken."""
+    """The launcher's side, which listens, and keeps joined hosts until they are taken."""
 
     def __init__(self, key: bytes, names: Collection[str], addresses: Sequence[tuple[str, int]]) -> None:
         self._key = key
@@ -105,7 +105,7 @@ class Rendezvous:
     def take(
         self, name: str, *, timeout_seconds: float, give_up: Callable[[], bool] = lambda: False
     ) -> "Joined | None":
-        """The connection of a host once it has joined; None if it has not in time."""
+        """Return the connection of a host once it has joined; None if it does not join in time."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while (found := self._waiting.pop(name, None)) is None:
@@ -140,7 +140,7 @@ class Rendezvous:
             threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
 
     def _meet(self, connection: socket.socket) -> None:
-        """Keep a connection that has proved to have the key."""
+        """Keep a connection whose other side has proved that it has the key."""
         try:
             joined = _met(connection, self._key)
         except (OSError, ValueError):  # a stranger, or gone
@@ -235,7 +235,7 @@ def _joined(address: str, ticket: Ticket) -> tuple[socket.socket, Wire]:
 
 
 def _prepare(connection: socket.socket) -> float:
-    """Set options; return until when the other side must have proved itself."""
+    """Set options; return the time by which the other side must have proved itself."""
     connection.settimeout(_GREETING_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -261,14 +261,14 @@ def _proof(key: bytes, who: bytes, *told: bytes) -> bytes:
 
 
 def _wire(connection: socket.socket, key: bytes, told: Sequence[bytes], name: bytes, *, first: str) -> Wire:
-    """The messages of a connection, sent with the key of ``first``."""
+    """Return the messages of a connection, sent with the key of ``first``."""
     keys = {who: _proof(key, f"messages of the {who}".encode(), *told, name) for who in ("launcher", "host")}
     other = {"launcher": "host", "host": "launcher"}[first]
     return Wire(connection.fileno(), connection.fileno(), Seal(keys[first], keys[other]))
 
 
 def own_addresses(hosts: Collection[str]) -> tuple[str, ...]:
-    """The addresses of this machine from which these hosts are reached; unknown hosts are left out, nothing is sent."""
+    """Return the addresses of this machine that face these hosts, without sending; unknown hosts are left out."""
     found: dict[str, None] = {}
     for host in hosts:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""Messages between a job and a host agent: JSON with its length, over a connection.
+"""The messages between a job and a host agent: JSON with its length, over a connection.
 
 Nothing that is read is executed or unpickled. A preamble comes before the first message, so that output of login
 scripts is skipped, and shown if nothing else arrives.
@@ -23,11 +23,11 @@ _CHUNK = 1 << 16
 
 
 class WireError(ConnectionError):
-    """The other side is gone, or sent invalid data."""
+    """Raised if the other side is gone, or has sent invalid data."""
 
 
 class Seal:
-    """Signs what is sent and checks what is received, so that nothing is added, left out or moved."""
+    """A seal that signs sent data and checks received data, so that nothing is added, left out or moved."""
 
     SIZE = hashlib.sha256().digest_size
 
@@ -51,7 +51,7 @@ def _tag(key: bytes, number: int, data: bytes) -> bytes:
 
 
 class Wire:
-    """Messages over two descriptors, which belong to the caller."""
+    """A channel of messages over two descriptors, which belong to the caller."""
 
     def __init__(self, reading: int, writing: int, seal: Seal | None = None) -> None:
         self._reading = reading
@@ -65,7 +65,7 @@ class Wire:
             self._write(PREAMBLE)
 
     def meet(self) -> bytes:
-        """Wait until messages follow; return what came before."""
+        """Wait until messages follow; return the bytes before them."""
         while (place := self._buffer.find(PREAMBLE)) < 0:
             if len(self._buffer) > _LONGEST_GREETING or not self._read():
                 raise WireError(bytes(self._buffer[:_LONGEST_GREETING]).decode(errors="replace"))
@@ -77,13 +77,13 @@ class Wire:
         self.send_bytes(json.dumps(message).encode())
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes that are no message; any thread may."""
+        """Send bytes that are not a message; any thread may call this."""
         with self._lock:
             tag = b"" if self._seal is None else self._seal.sign(data)
             self._write(_LENGTH.pack(len(data)) + tag + data)
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None if the other side is gone, or does not speak the protocol."""
+        """Return the next message; None if the other side is gone, or does not speak the protocol."""
         data = self.receive_bytes()
         try:
             message = None if data is None else json.loads(data)
@@ -92,7 +92,7 @@ class Wire:
         return message if isinstance(message, dict) else None
 
     def receive_bytes(self) -> bytes | None:
-        """The next bytes; None if the other side is gone, or its signature is wrong."""
+        """Return the next bytes; None if the other side is gone, or its signature is wrong."""
         header = self._take(_LENGTH.size)
         length = _LENGTH.unpack(header)[0] if header else _LONGEST + 1
         tag = self._take(0 if self._seal is None else Seal.SIZE) if length <= _LONGEST else None

@@ -1,1 +1,1 @@
-"""The launchers: one class for each value of `--engine`, which brings the processes of a job to their hosts."""
+"""The launchers: one class for each value of `--engine`, which starts the processes of a job on their hosts."""

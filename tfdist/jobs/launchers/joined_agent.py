@@ -1,6 +1,6 @@
 """The launcher `agent`: users start the agents, and each joins its job again until the job has ended.
 
-Each time it joins in a new process (`host_agent`), so nothing of an earlier connection is left.
+It joins in a new process (`host_agent`) each time, so no state of an earlier connection is left.
 """
 
 import os
@@ -20,7 +20,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class AgentLauncher(Launcher):
-    """Waits for agents that users start by hand: `tfdist agent`."""
+    """A launcher that waits for agents that users start by hand: `tfdist agent`."""
 
     name = "agent"
     no_hosts = "Name the hosts that will join: --hosts a:2,b:2"

@@ -1,7 +1,7 @@
 """The interface of all launchers. A launcher starts a host agent on each host of a job.
 
-There are three ways. A command reaches a host, and everything goes over its streams; or a program starts the agents of
-all hosts, which then join over TCP; or an allocator chooses the hosts too. Everything after that is the same.
+There are three ways. A command reaches a host, and all communication uses its streams. Or a program starts the agents
+of all hosts, which then join over TCP. Or an allocator chooses the hosts, too. Everything after that is the same.
 """
 
 import shlex
@@ -19,31 +19,31 @@ from tfdist.variables import JOB_KEY
 
 
 class StartedAgents:
-    """Agents that a launcher has started. The default is for agents of users or pods, about which nothing is known."""
+    """The agents that a launcher has started. The default is for agents of users or pods, which it does not know."""
 
     def ended(self) -> str:
-        """The reason why no further host will join; empty while hosts may still join."""
+        """Return the reason why no further host will join; empty while hosts may still join."""
         return ""
 
     def said(self) -> str:
-        """Known reasons for the end of a host, as lines."""
+        """Return the known reasons for the end of a host, as lines."""
         return ""
 
     def cure(self) -> str:
-        """A sentence that says what to try when a host does not join; may be empty."""
+        """Return advice for the case that a host does not join; may be empty."""
         return ""
 
     def close(self) -> None:
-        """End what was started, and wait for it; other agents end with their connections."""
+        """End the started agents, and wait for them; other agents end with their connections."""
 
 
 class Allocator(Protocol):
-    """Chooses the hosts of a job, and starts their agents."""
+    """An allocator, which chooses the hosts of a job and starts their agents."""
 
     def allocate(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        """Hosts with room for ``count`` processes, and the variables of each process. Replaces earlier hosts."""
+        """Return hosts with room for ``count`` processes, and the variables of each process; replace earlier hosts."""
 
     def start(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> StartedAgents:
         """Start the agents of allocated hosts, each with the ticket by which it joins."""
@@ -53,7 +53,7 @@ class Allocator(Protocol):
 
 
 class Launcher:
-    """Starts host agents; the base class of all launchers."""
+    """The base class of launchers, which start host agents."""
 
     name = ""  # as in `--engine NAME`
     program = ""  # the program that it runs, per host or once; empty for none
@@ -88,11 +88,11 @@ class Launcher:
         return ()
 
     def complete(self, remote: Remote, environ: Mapping[str, str], *, key_file: str | None) -> Remote:
-        """Add the rendezvous and the key, where the launcher needs them."""
+        """Add the rendezvous and the key if the launcher needs them."""
         return remote
 
     def command(self, remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """The command line that starts the agent of a host, for a launcher with ``by_command``."""
+        """Return the command line that starts the agent of a host, for a launcher with ``by_command``."""
         raise NotImplementedError
 
     def start(
@@ -119,7 +119,7 @@ class Launcher:
         return None
 
     def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
-        """The commands that start the agents, for `--dry-run`."""
+        """Yield the commands that start the agents, for `--dry-run`."""
         for host in remote.hosts if self.by_command else ():
             words = shlex.join(self.command(remote, host, environ))
             yield f"# on {host.name}, where ports and folders are chosen\n{words}"
@@ -135,7 +135,7 @@ def agent_command(remote: Remote, environ: Mapping[str, str]) -> str:
 
 
 def joining_key(environ: Mapping[str, str], key_file: str | None) -> str:
-    """The key with which agents join: from the file, which is written if missing, or from the environment."""
+    """Return the key with which agents join: from the file, which is written if missing, or from the environment."""
     key = job_key.from_environment(environ) if key_file is None else job_key.from_file(Path(key_file), make=True)
     if key is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The table of launchers, and what each can do."""
+"""The table of launchers and their abilities."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ class SshLauncher(Launcher):
     does_without = True
 
     def command(self, remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """The command that is run here; its last word is run by a shell on the host.
+        """Return the command to run here, whose last word a shell on the host runs.
 
         Example:
             >>> host = Host(name="me@a", address="a")

@@ -149,7 +149,7 @@ class MpiRun(StartedAgents):
         return f"{self._words[0]} has ended with {code}.{said}\n{self.cure()}"
 
     def cure(self) -> str:
-        """A test command: MPICH waits for a host that its ssh does not reach."""
+        """Return a test command: MPICH waits for a host that its ssh does not reach."""
         return f"This has to work without a question: {shlex.join(_trial(self._words))}"
 
     def said(self) -> str:
@@ -158,7 +158,7 @@ class MpiRun(StartedAgents):
         return "\n".join([*self._tail.lines(_DRAIN_SECONDS if code is not None else 0.0), *ended])
 
     def close(self) -> None:
-        """Wait until it has ended with the agents, which were told; otherwise end it."""
+        """Wait until mpirun has ended with the agents, which were told to end; otherwise end it."""
         with self._deciding:
             self._closing = True
         end_process(self._process, _END_SECONDS, (signal.SIGTERM, signal.SIGKILL))
@@ -172,7 +172,7 @@ class MpiRun(StartedAgents):
 
 
 def _trial(words: Sequence[str]) -> list[str]:
-    """The same command with `hostname` in place of every agent.
+    """Return the same command with `hostname` in place of every agent.
 
     Example:
         >>> print(*_trial("mpirun --host a -n 1 env A=a /p -m m : -n 1 env A=b /p -m m".split()))

@@ -1,4 +1,4 @@
-"""The launcher `slurm`: srun within an allocation, and a batch job where there is none yet.
+"""The launcher `slurm`: srun within an allocation, and a batch job if there is none yet.
 
 The batch script runs the same `tfdist run` on the first node, which reaches the others by srun. `--sbatch` passes
 Slurm's own options on.
@@ -52,7 +52,7 @@ OF_THE_SUBMISSION = ("--sbatch", "--sbatch-servers", "--search", "--cpus-per-wor
 
 
 class SlurmLauncher(Launcher):
-    """Reaches each node of an allocation by a step of srun; outside of an allocation, submits the job."""
+    """A launcher that reaches each node of an allocation by a step of srun; outside of one, it submits the job."""
 
     name = "slurm"
     program = "srun"
@@ -86,7 +86,7 @@ class SlurmLauncher(Launcher):
 
 
 def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The nodes of a Slurm allocation, with one slot for each task there; none outside of an allocation.
+    """Return the nodes of a Slurm allocation, with one slot for each task there; none outside of an allocation.
 
     Example:
         >>> found = hosts_of_slurm({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1"})
@@ -113,7 +113,7 @@ def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def _nodes(environ: Mapping[str, str], suffix: str, group: int | None) -> tuple[Host, ...]:
-    """The nodes of an allocation, or of one component, whose variables have this suffix."""
+    """Return the nodes of an allocation, or of one component, whose variables have this suffix."""
     of_nodes, of_tasks = f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}"
     nodes = environ.get(of_nodes)
     if not nodes:
@@ -131,7 +131,7 @@ def _nodes(environ: Mapping[str, str], suffix: str, group: int | None) -> tuple[
 
 
 def resources(*, cpus: float | None = None, gpus: float | None = None, memory: int | None = None) -> tuple[str, ...]:
-    """Options of sbatch for the needs of each task. Memory is requested per CPU, rounded up to MiB."""
+    """Return options of sbatch for the needs of each task. Memory is requested per CPU, rounded up to MiB."""
     for option, count in (("--cpus-per-worker", cpus), ("--gpus-per-worker", gpus)):
         if count is not None and (count < 1 or not float(count).is_integer()):
             raise ConfigError(f"{option} is {count:g}; Slurm gives a task whole ones, at least 1.")
@@ -222,7 +222,7 @@ def _options(text: str) -> list[str]:
 
 
 def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence[str]] = ()) -> int:
-    """Submit a script and follow it; return its, or an array's largest, exit code. Signals let it save, then cancel."""
+    """Submit a script and follow it; return its exit code, or the largest of an array. Signals first let it save."""
     asking = _Asking(requeues=SLURM_REQUEUE.name in text)
     with handled(asking.heed):
         process = subprocess.Popen(
@@ -274,7 +274,7 @@ def _followed(
 
 
 class _Asking:
-    """Asks Slurm to end a job at signals to this process: first so that it saves, then at once."""
+    """A handler of signals to this process, which asks Slurm to end a job: first after saving, then at once."""
 
     def __init__(self, *, requeues: bool) -> None:
         self.times = 0
@@ -318,7 +318,7 @@ def tell_why_it_waits(
     queue_seconds: float = _QUEUE_SECONDS,
     running_seconds: float = _RUNNING_SECONDS,
 ) -> None:
-    """Report why a job waits in the queue whenever the reason changes, also after a requeue."""
+    """Report the reason for which a job waits in the queue whenever it changes, also after a requeue."""
     told, seconds = "", queue_seconds
     while not ended.wait(seconds):
         why = ", ".join(_column(job, "PENDING", "%r"))
@@ -336,7 +336,7 @@ def _restarts(job: str) -> int:
 
 
 def _column(job: str, states: str, what: str) -> list[str]:
-    """A column of `squeue` without repetitions: it has a line for each part of a job."""
+    """Return a column of `squeue`, which has a line for each part of a job, without repetitions."""
     lines = _printed("squeue", "-h", "-j", job, "-t", states, "-o", what).splitlines()
     return [line for line in dict.fromkeys(map(str.strip, lines)) if line]
 

@@ -1,1 +1,1 @@
-"""A function of a notebook as a job."""
+"""Jobs that run a function of a notebook."""

@@ -1,6 +1,6 @@
 """Worker output in a notebook cell: whole lines with prefixes, and one live progress line.
 
-The progress line of the chief is above the lines, in an output of its own that front ends replace. A saved notebook has
+The progress line of the chief is above the lines, in a separate output that front ends replace. A saved notebook has
 only its last state.
 """
 
@@ -21,7 +21,7 @@ _PACE_SECONDS = 0.02
 
 
 class CellOutput:
-    """An output without file descriptors, for any thread.
+    """An output into a notebook cell, without file descriptors, for any thread.
 
     Example:
         >>> out = CellOutput(["worker 0", "worker 1"], write=lambda stream, text: print(text, end=""))
@@ -81,7 +81,7 @@ class CellOutput:
 
 
 def output(names: Sequence[str]) -> Output:
-    """The output for workers of these names: the cell, a replaced `sys.stdout`, or the terminal."""
+    """Return the output for workers of these names: the cell, a replaced `sys.stdout`, or the terminal."""
     show = _living_line()
     streams: dict[int, Any] = {1: sys.stdout, 2: sys.stderr}
     if show is None and sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:
@@ -99,7 +99,7 @@ def output(names: Sequence[str]) -> Output:
 
 
 def _living_line() -> Callable[[str], None] | None:
-    """A function that replaces a line of the cell; None outside of a kernel. IPython is not imported for it."""
+    """Return a function that replaces a line of the cell; None outside of a kernel. IPython is not imported for it."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or getattr(shell, "kernel", None) is None:

@@ -1,11 +1,11 @@
-"""Sends a function to the workers and its result back, by value, in private files.
+"""The transfer of a function to the workers and of its result back, by value, in private files.
 
-Workers cannot import a function of a cell, so cloudpickle sends its code and what the code refers to. Reading a pickle
-runs code: here the user's own process writes it for its children, or a child for its parent, in a private folder.
-Nothing else is read like this.
+Workers cannot import a function of a cell, so cloudpickle sends its code and the objects to which the code refers.
+Reading a pickle runs code. Here the user's own process writes it for its children, or a child for its parent, in a
+private folder; no other pickle is read.
 
 The code file has the lines of the cells (for tracebacks and AutoGraph), and then the function and its arguments. The
-result file has what the chief's call has returned.
+result file has the result of the chief's call.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
 
 
 def _pickler(file: Any) -> Any:
-    """A pickler that keeps the file names of code, by which lines are found; cloudpickle 3.1.3 drops them."""
+    """Return a pickler that keeps the file names of code, by which lines are found; cloudpickle 3.1.3 drops them."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
@@ -106,7 +106,7 @@ def _private(path: Path) -> Iterator[Any]:
 
 
 def _cells() -> dict[str, Any]:
-    """Sources without a file, such as those of a notebook's cells."""
+    """Return sources without a file, such as those of a notebook's cells."""
     entries = dict(linecache.cache)
     return {name: entry for name, entry in entries.items() if len(entry) == 4 and entry[1] is None}
 
@@ -138,7 +138,7 @@ def _named(function: Function, arguments: tuple[Any, ...]) -> list[tuple[str, An
 
 
 def _variables(function: Any) -> list[tuple[str, Any]]:
-    """The variables outside of a function that its code refers to, by name."""
+    """Return the variables outside of a function that its code refers to, by name."""
     if isinstance(function, functools.partial):
         given = [*enumerate(function.args), *function.keywords.items()]
         return [*_variables(function.func), *((f"the argument {name!r} of partial()", value) for name, value in given)]
@@ -166,7 +166,7 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _culprit(place: str, value: Any, depth: int = 0) -> tuple[str, Any, Exception] | None:
-    """The part of a value that cannot be sent: its place in words, itself, and the reason; None if all can."""
+    """Return the part of a value that cannot be sent: its place in words, itself, and the reason; None if all can."""
     cause = _refusal(value)
     if cause is None or depth > 5:
         return None if cause is None else (place, value, cause)

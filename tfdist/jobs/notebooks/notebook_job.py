@@ -1,4 +1,4 @@
-"""A function of a notebook as a job: called in worker processes, supervised as `tfdist run` supervises a script."""
+"""The job of a notebook's function: it is called in worker processes, supervised like a script of `tfdist run`."""
 
 import contextlib
 import inspect
@@ -43,42 +43,44 @@ def notebook(
     verbose: bool = False,
     **options: Any,
 ) -> Any:
-    """Call a function in worker processes, from a notebook, a REPL or a script; return what the chief's call returns.
+    """Call a function in worker processes, from a notebook, a REPL or a script; return the result on the chief.
 
     Each worker calls ``function(*arguments)``, in a new process, in this working directory and with this `sys.path`;
-    there `tfdist.strategies.from_environment()` finds its place. What they write appears in the cell at once, each line
-    with its worker, and the chief's progress bar moves. When the call returns or raises, no process of the job runs and
-    no file of it exists. The interrupt of the kernel ends all workers (after `grace_seconds` by SIGKILL), and so does
-    the end of the kernel, however it ends. It is no matter whether this process has loaded TensorFlow.
+    there `tfdist.strategies.from_environment()` finds its place in the cluster. The output of workers appears in the
+    cell at once, each line with its worker, and the chief's progress bar moves. When the call returns or raises, no
+    process and no file of the job is left. An interrupt of the kernel ends all workers (with SIGKILL after
+    `grace_seconds`), and so does the end of the kernel, however it ends. This process may or may not have loaded
+    TensorFlow.
 
-    The function is sent by value, with the variables of the notebook that it refers to; what it changes in them stays
-    in the workers. What is no plain value (a dataset, a file, a strategy) it makes itself, and the strategy first,
-    because that decides how TensorFlow starts: hand over arrays and paths, not tensors and models. cloudpickle sends
-    it, through a file in a directory of this job that no other user may enter: code of this user's for children of this
-    process. Nothing that comes from elsewhere is ever read in this way. The result comes back likewise.
+    The function is sent by value, with the variables of the notebook to which it refers; its changes to them stay in
+    the workers. Pass arrays and paths, not tensors and models. The function itself makes everything that is not a plain
+    value (a dataset, a file, a strategy), and the strategy first, because it decides how TensorFlow starts. cloudpickle
+    sends the function through a file in a directory of this job that no other user may enter: it is this user's code
+    for children of this process. No file from elsewhere is ever read in this way. The result comes back likewise.
 
     Args:
-        function: any callable; `functools.partial` gives it arguments by name.
-        arguments: of each call.
-        strategy: registered name for `tfdist.strategies.from_environment()`, or None for what the number implies.
-        workers: how many processes, at least 1. With "mirrored" it is 1, and `replicas_per_worker` the number of
-            replicas.
-        env: variables for the workers on top of those of this process. TF_CPP_MIN_LOG_LEVEL is 2 (errors alone) unless
-            it is set here or there.
-        timeout_seconds: after so many seconds the workers are ended; None waits as long as it takes.
-        verbose: whether to tell which processes are started and ended.
-        options: `replicas_per_worker`, `shares`, `max_restarts`, `min_workers`, `max_workers`, `grace_seconds`,
-            `hang_seconds`, `stall_seconds`, `parameter_servers`, `event_file`: as in `LaunchConfig` and `tfdist run
-            --help`.
+        function: the function, any callable; `functools.partial` gives it arguments by name.
+        arguments: the arguments of each call.
+        strategy: the registered name for `tfdist.strategies.from_environment()`; None: the strategy that the number of
+            workers implies.
+        workers: the number of processes, at least 1. With "mirrored" it is 1, and `replicas_per_worker` is the number
+            of replicas.
+        env: environment variables for the workers, on top of those of this process. TF_CPP_MIN_LOG_LEVEL is 2 (errors
+            only) unless either sets it.
+        timeout_seconds: the time in seconds after which the workers are ended; None: no limit.
+        verbose: whether to report the start and the end of each process.
+        options: further options: `replicas_per_worker`, `shares`, `max_restarts`, `min_workers`, `max_workers`,
+            `grace_seconds`, `hang_seconds`, `stall_seconds`, `parameter_servers`, `event_file`; see `LaunchConfig` and
+            `tfdist run --help`.
     Returns:
-        What the call has returned on the chief: worker 0, or with parameter servers the chief alone, which calls it.
-        What other workers return is dropped.
+        The result of the call on the chief. The chief is worker 0; with parameter servers, only the chief calls the
+        function. Results of other workers are dropped.
     Raises:
         WorkerFailedError: a worker has failed; the message names it and has its traceback.
         DeadlineError: the call took longer than `timeout_seconds`.
         KeyboardInterrupt: the kernel was interrupted; the workers have ended.
         UnsupportedError: the function cannot be sent; the message names the variable.
-        ConfigError: an option that cannot be.
+        ConfigError: an option is not allowed.
 
     Example:
         >>> def train(epochs):
@@ -192,7 +194,7 @@ _NOT_OPTIONS = frozenset(("target", "is_module", "arguments", "workers", "strate
 
 
 def worker_environment() -> dict[str, str]:
-    """Variables by which a worker finds the modules of this process."""
+    """Return the variables by which a worker finds the modules of this process."""
     places = [os.path.abspath(place) for place in sys.path if isinstance(place, str) and place]
     variables = {"PYTHONPATH": os.pathsep.join(places)}
     if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:

@@ -1,6 +1,6 @@
-"""A function as a job on a cluster of Ray, with the names that users of Ray Train know.
+"""The job of a function on a Ray cluster, with the names that users of Ray Train know.
 
-Plain actors in a placement group; no part of Ray Train is used or needed.
+It uses plain actors in a placement group, and no part of Ray Train.
 
 Source: P. Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications", 2018.
 """
@@ -65,7 +65,7 @@ class RunConfig:
     """The place of a job's results; fields of `ray.train.RunConfig`, which may be given instead.
 
     Attributes:
-        name: the name of this job's folder. A job of the same name goes on with the reports there.
+        name: the name of this job's folder. A job of the same name continues the reports there.
         storage_path: the parent of this folder; None: nothing is written, and nothing can be reported. For reports,
             all nodes must share it.
         failure_config: the number of times that the job is started again.
@@ -133,7 +133,7 @@ class Result:
 
     @property
     def metrics_dataframe(self) -> Any:
-        """The history as a DataFrame of pandas, which has to be installed."""
+        """The history as a pandas DataFrame; pandas must be installed."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
@@ -145,24 +145,24 @@ class Result:
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Calls a function in workers on a cluster of Ray, supervised as `tfdist run --engine ray` supervises a script.
+    """A trainer that calls a function in workers on a Ray cluster, supervised as by `tfdist run --engine ray`.
 
     Each worker calls the function in this working directory, which every node has at the same path, and there
     `tfdist.strategies.from_environment()` finds its place. When workers fail, all are started again, up to
-    `max_failures` times; `tfdist.callbacks.BackupAndRestore` goes on at the step that was reached. What the function
-    reports (`report`, `ReportCheckpointCallback`) is in the folder of the run at once, and stays there whatever becomes
-    of the job. When `fit` returns or raises, actors and placement group are gone. The cluster is that to which this
-    process is connected, else that of RAY_ADDRESS or of this machine; none is started. The function goes to the nodes
-    by value, as a pickle, over Ray's own connections.
+    `max_failures` times, and `tfdist.callbacks.BackupAndRestore` resumes at the step that was reached. Reports of the
+    function (`report`, `ReportCheckpointCallback`) are in the folder of the run at once, and stay there even if the job
+    fails. When `fit` returns or raises, the actors and the placement group are gone. The cluster is the one to which
+    this process is connected, else that of RAY_ADDRESS or of this machine; no cluster is started. The function goes to
+    the nodes by value, as a pickle, over Ray's own connections.
 
     Args:
-        train_fn: called without arguments, or with ``train_loop_config`` where that is given.
-        train_loop_config: its argument.
-        scaling_config: how many workers, and what each needs; of this module or Ray's.
-        run_config: name, storage and failures; of this module or Ray's.
-        strategy: registered name for `tfdist.strategies.from_environment()`.
-        wait_seconds: as `--wait-seconds` of `tfdist run`.
-        options: further ones of `tfdist.jobs.notebook`: `env`, `timeout_seconds`, `hang_seconds` and others.
+        train_fn: the function, called without arguments, or with ``train_loop_config`` if that is given.
+        train_loop_config: the argument of the function.
+        scaling_config: the number of workers and the needs of each; the class of this module or Ray's.
+        run_config: the name, storage and failures of the run; the class of this module or Ray's.
+        strategy: the registered name for `tfdist.strategies.from_environment()`.
+        wait_seconds: the longest wait for room on the cluster, in seconds; see `--wait-seconds` of `tfdist run`.
+        options: further options of `tfdist.jobs.notebook`: `env`, `timeout_seconds`, `hang_seconds` and others.
 
     Example:
         >>> def train(config):
@@ -195,16 +195,16 @@ class Trainer:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def fit(self) -> Result:
-        """Run the job to its end; return what it has reported, and what the chief's call has returned.
+        """Run the job to its end, and return its reports and the result of the chief's call.
 
         Raises:
-            WorkerFailedError: a worker has failed more often than it may; the message names it and has its traceback.
-                `Result.from_path` has what was reported.
+            WorkerFailedError: a worker has failed too often; the message names it and has its traceback.
+                `Result.from_path` returns the reports.
             MissingDependencyError: Ray is not installed.
-            ConfigError: a value that cannot be; another job that runs reports to the same folder; or the cluster will
-                never have room: what was asked, what there is.
+            ConfigError: a value is not allowed; another running job reports to the same folder; or the cluster can
+                never have room, and the message compares the request with the cluster.
             TfdistError: the cluster cannot be reached, or has no room in time.
-            KeyboardInterrupt: it was interrupted; the workers have ended.
+            KeyboardInterrupt: the job was interrupted; the workers have ended.
         """
         demand = demand_of(self.scaling_config, address=_address(), wait_seconds=self.wait_seconds)
         failures = getattr(self.run_config, "failure_config", None)
@@ -231,7 +231,7 @@ class Trainer:
 
 
 def _folder_of(run: Any) -> Path | None:
-    """The folder of a run, which exists from now on; None if nothing is to be written."""
+    """Create and return the folder of a run; None if nothing is to be written."""
     if not hasattr(run, "storage_path") or not hasattr(run, "name"):
         raise ConfigTypeError(
             f"run_config is {shown(run)}; it must be a RunConfig: RunConfig(storage_path=...)",
@@ -299,7 +299,7 @@ def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = N
 
 
 def _address() -> str:
-    """The cluster to which this process is connected or configured; empty for that of this machine."""
+    """Return the address of the cluster to which this process is connected or configured; empty for this machine's."""
     ray = sys.modules.get("ray")  # without the module there is no connection
     if ray is not None and ray.is_initialized():
         return str(ray.get_runtime_context().gcs_address)

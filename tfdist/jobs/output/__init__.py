@@ -1,1 +1,1 @@
-"""Forward the output of workers to one terminal or file."""
+"""The forwarding of workers' output to one terminal or file."""

@@ -1,4 +1,4 @@
-"""Forwards the output of several workers to one terminal or file: whole lines, coloured prefixes, one living line.
+"""The forwarding of several workers' output to one terminal or file: whole lines, coloured prefixes, one living line.
 
 A thread reads the workers' pipes, so that a slow reader does not stop supervision. The living line is the chief's
 incomplete line, such as a progress bar. It stays at the bottom of a terminal; elsewhere only its last state is written,
@@ -47,7 +47,8 @@ class Output(Protocol):
 
 @dataclass(kw_only=True)
 class Screen:
-    """File descriptors by stream (1 and 2), for any thread. `terminals` are the streams on which a cursor can move."""
+    """An output to file descriptors by stream (1 and 2), for any thread. `terminals` are streams with a movable
+    cursor."""
 
     descriptors: dict[int, int]
     terminals: frozenset[int]
@@ -118,7 +119,7 @@ class Screen:
 
 
 def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: int = 2) -> Screen:
-    """The screen for these workers; a single one has no prefix. Colour needs a terminal without NO_COLOR."""
+    """Return the screen for these workers; a single worker has no prefix. Colour needs a terminal without NO_COLOR."""
     descriptors = {1: standard_output, 2: standard_error}
     movable = frozenset(s for s, fd in descriptors.items() if os.isatty(fd) and os.environ.get("TERM") != "dumb")
     return Screen(
@@ -129,7 +130,7 @@ def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: in
 
 
 def prefixes_of(names: Sequence[str], *, coloured: bool) -> dict[int, bytes]:
-    """The prefix of each worker's lines; none for a single worker."""
+    """Return the prefix of each worker's lines; none for a single worker."""
     if len(names) == 1:
         return {}
     parts = [name.partition(" ") for name in names]
@@ -150,7 +151,7 @@ def _styled(text: str, style: str) -> str:
 
 
 def _cropped(text: bytes, descriptor: int) -> bytes:
-    """The text cut to the terminal's width: a line that wraps could not be cleared again."""
+    """Return the text cut to the terminal's width: a line that wraps could not be cleared again."""
     from rich.console import Console
     from rich.text import Text
 
@@ -174,7 +175,7 @@ LONGEST_LINE = 1 << 20  # bytes; a longer line is cut, so that memory stays boun
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines, and tracks the line of a progress bar.
+    """A buffer that cuts a stream of bytes into lines, and tracks the line of a progress bar.
 
     A carriage return starts a line anew: as in a terminal, only the last text with content is shown. Encodings do not
     matter.
@@ -234,15 +235,15 @@ class Pump:
         os.write(self._wake_write, b"+")
 
     def release(self) -> None:
-        """Show all output, also what was held back."""
+        """Show all output, including the output that was held back."""
         self._held = False
         os.write(self._wake_write, b"+")
 
     def finish(self, *, give_up: Callable[[], bool]) -> None:
         """Write the remaining output of ended workers, and stop; held output of standby workers is dropped.
 
-        Processes that still hold a pipe open are not waited for, unless the pipe ends later. A slow reader of the
-        screen is, until ``give_up`` says otherwise. A second call does nothing.
+        It does not wait for processes that still hold a pipe open, unless the pipe ends later. It waits for a slow
+        reader of the screen until ``give_up`` returns True. A second call does nothing.
         """
         if self._finished:
             return
@@ -334,7 +335,7 @@ def visible(line: bytes) -> bytes:
 
 
 def _character_boundary(data: bytes, cut: int) -> int:
-    """The last place up to ``cut`` that is not inside a UTF-8 character."""
+    """Return the last place up to ``cut`` that is not inside a UTF-8 character."""
     for back in range(4):
         if data[cut - back] & 0xC0 != 0x80:
             return cut - back

@@ -68,7 +68,7 @@ def has_nvidia_device(devices: str = "/sys/bus/pci/devices") -> bool:
 
 
 def known_noise(*, has_gpu: bool) -> re.Pattern[bytes]:
-    """The pattern of lines on standard error that are known noise.
+    """Return the pattern of lines on standard error that are known noise.
 
     Example:
         >>> noise = known_noise(has_gpu=False)
@@ -82,7 +82,7 @@ def known_noise(*, has_gpu: bool) -> re.Pattern[bytes]:
 
 
 class Filter:
-    """Removes noise from the lines of one stream, also messages of several lines."""
+    """A filter that removes noise from the lines of one stream, also messages of several lines."""
 
     def __init__(self) -> None:
         self._goes_on = False  # the last line was left out as part of a message that may have more
@@ -97,7 +97,7 @@ class Filter:
 
 
 def variables(environ: Mapping[str, str], *, all_logs: bool) -> dict[str, str]:
-    """The variables that silence native code below warnings; none if the user has set the level."""
+    """Return the variables that silence native code below warnings; none if the user has set the level."""
     return {} if all_logs or "TF_CPP_MIN_LOG_LEVEL" in environ else {"TF_CPP_MIN_LOG_LEVEL": "1"}
 
 
@@ -105,8 +105,9 @@ def variables(environ: Mapping[str, str], *, all_logs: bool) -> dict[str, str]:
 def hide_noise() -> None:
     """Hide, from now on, known noise that TensorFlow writes to standard error at every start.
 
-    To be called before TensorFlow is imported, first thing in a notebook. What is not known to be noise is written as
-    it comes, and TFDIST_ALL_LOGS=1 shows all. Under `tfdist run` workers need no such call. A second call does nothing.
+    Call it before TensorFlow is imported, at the beginning of a notebook. Lines that are not known noise are written as
+    they come, and TFDIST_ALL_LOGS=1 shows all lines. Workers of `tfdist run` do not need this call. A second call does
+    nothing.
 
     Example:
         >>> import tfdist.jobs

@@ -166,10 +166,17 @@ def streams_of_one(*, all_logs: bool) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """A child process that leads a session; `collect` waits for it."""
+    """A process that leads a session, a child unless it has an `ended` of its own.
+
+    Attributes:
+        pid: its number, which stays its own until `collect`.
+        collect: waits for it.
+        ended: how it has ended, as `subprocess.Popen.returncode` says it; None: it has not.
+    """
 
     pid: int
     collect: Callable[[float], None]
+    ended: Callable[[], int | None] | None = None
 
 
 # (what to start, its complete environment, descriptors of its standard input, output and error) -> the process
@@ -274,16 +281,19 @@ class LocalProcess:
     def _has_ended(self) -> bool:
         with self._lock:
             if self._returncode is None and not self._closed:
-                with contextlib.suppress(ChildProcessError):
-                    self._note(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
+                self._returncode = _end_of(self.pid) if self._child.ended is None else self._child.ended()
+                if self._code_of_script is not None and self._returncode == -signal.SIGKILL:
+                    self._returncode = self._code_of_script
             return self._returncode is not None or self._closed
 
-    def _note(self, result: os.waitid_result | None) -> None:
+
+def _end_of(child: int) -> int | None:
+    """Return the exit code of a child, which stays a zombie; None if it runs."""
+    with contextlib.suppress(ChildProcessError):
+        result = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if result is not None:
-            exited = result.si_code == os.CLD_EXITED
-            self._returncode = result.si_status if exited else -result.si_status
-            if self._code_of_script is not None and self._returncode == -signal.SIGKILL:
-                self._returncode = self._code_of_script
+            return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+    return None
 
 
 class LocalPlacement:

@@ -1,4 +1,4 @@
-"""Tasks of a parameter-server cluster that a chief starts for itself on this host, as for notebooks."""
+"""Tasks of a parameter-server cluster that a chief starts for itself on this host, for instance in notebooks."""
 
 import atexit
 import os
@@ -20,7 +20,7 @@ _LINES = 20
 
 
 class LocalTasks:
-    """Worker and parameter-server processes on this host, which end with this one."""
+    """The worker and parameter-server processes on this host, which end with this process."""
 
     def __init__(self, *, workers: int, servers: int) -> None:
         free = free_addresses(1 + workers + servers)

@@ -1,4 +1,4 @@
-"""The `Placement` protocol: runs the processes of a job, and lets the agent reach them.
+"""The `Placement` protocol, which runs the processes of a job and lets the agent reach them.
 
 `local_placement` starts them on this host, `remote_placement` on others. tests/integration/test_placement.py tests
 both.
@@ -17,42 +17,42 @@ class Handle(Protocol):
 
     @property
     def spec(self) -> WorkerSpec:
-        """Its specification."""
+        """The specification of the process."""
 
     @property
     def pid(self) -> int:
-        """Its process number on its host."""
+        """The process number on its host."""
 
     @property
     def outputs(self) -> Mapping[int, int]:
-        """Descriptors of its standard output (1) and error (2); missing ones are the agent's own."""
+        """The descriptors of its standard output (1) and error (2); missing ones are the agent's own."""
 
     @property
     def outputs_end_later(self) -> bool:
-        """True if output may arrive after its end, followed by the certain end of each stream."""
+        """Whether output may arrive after the end of the process, followed by the certain end of each stream."""
 
     @property
     def is_stopped(self) -> bool:
-        """True if it is stopped, as by SIGSTOP; False if unknown."""
+        """Whether the process is stopped, for instance by SIGSTOP; False if unknown."""
 
     @property
     def ended_unasked(self) -> bool:
-        """True if it had ended, or was ending, before the agent's first signal."""
+        """Whether the process had ended, or was ending, before the agent's first signal."""
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Wait for its end; the exit code, the negative number of a signal, or None.
+        """Wait for the end of the process; return the exit code, the negative number of a signal, or None.
 
         Any thread may call it, repeatedly.
         """
 
     def signal(self, number: int) -> None:
-        """Send a signal: SIGKILL to its group, any other to it alone.
+        """Send a signal: SIGKILL to the process group, any other to the process alone.
 
-        Until `close`, SIGKILL also reaches children it left.
+        Until `close`, SIGKILL also reaches children that the process left behind.
         """
 
     def close(self, timeout_seconds: float) -> None:
-        """Release the number and the descriptors of the ended process."""
+        """Release the process number and the descriptors of the ended process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,33 +66,33 @@ class Site:
 
 
 class Factory(Protocol):
-    """Prepares for the next start of a job, while the workers step."""
+    """A factory, which prepares the next start of a job while the workers step."""
 
     @property
     def waiting(self) -> int:
-        """The number of forked workers that wait for something to run."""
+        """The number of forked workers that wait for work."""
 
     def prepare(self, pid: int) -> None:
         """Prepare, once this stepping worker has loaded TensorFlow; repeated calls do nothing."""
 
     def tend(self, workers: int) -> None:
-        """Keep so many workers ready, once that is possible."""
+        """Keep this many workers ready, once that is possible."""
 
     def wait(self, interrupted: Callable[[], bool]) -> None:
-        """Wait for what is being prepared, unless interrupted."""
+        """Wait for preparations under way, unless interrupted."""
 
 
 class Placement(Protocol):
-    """Starts processes of one job."""
+    """A placement, which starts the processes of one job."""
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-        """Host and port for each process, but no addresses (``but``) of earlier starts, which may still be in use."""
+        """Return host and port for each process, but none of ``but``: earlier starts may still use theirs."""
 
     def site(self, host: str) -> Site:
-        """The site of a host that `addresses` has returned."""
+        """Return the site of a host that `addresses` has returned."""
 
     def start(self, spec: WorkerSpec) -> Handle:
-        """Start a process, which ends with the agent at the latest, and on Linux with the calling thread."""
+        """Start a process, which ends with the agent at the latest, on Linux with the calling thread."""
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
-        """End what ended processes left running: SIGTERM, grace period, SIGKILL. Return their number."""
+        """End processes that ended ones left running (SIGTERM, grace period, SIGKILL), and return their number."""

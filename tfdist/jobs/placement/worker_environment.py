@@ -1,4 +1,4 @@
-"""Local workers without an agent, as `tfdist run` would start them: their variables, and sessions in a pool."""
+"""Local workers without an agent, like those of `tfdist run`: their environment variables, and sessions in a pool."""
 
 import os
 import sys
@@ -36,11 +36,11 @@ def worker_environments(
     """Return one environment per port: worker i of ``len(ports)`` local workers, on CPU devices.
 
     Args:
-        base: variables to start from; those of other launchers are left out.
-        strategy: registered name for ``TFDIST_STRATEGY``, or None.
+        base: the variables to start from; those of other launchers are left out.
+        strategy: the registered name for ``TFDIST_STRATEGY``, or None.
         ports: a free loopback port for each worker.
-        replicas_per_worker: replicas in each process, at least 1.
-        hosts: where each worker is, as the others reach it; by default all on the loopback interface.
+        replicas_per_worker: the number of replicas in each process, at least 1.
+        hosts: the host of each worker, as the others reach it; by default the loopback interface.
 
     Example:
         >>> one, two = worker_environments({}, strategy="multi-worker", ports=[7001, 7002], replicas_per_worker=1)
@@ -71,7 +71,7 @@ def worker_environments(
 
 
 class WorkerSession:
-    """Workers of a strategy (or of none) in a pool, which the first call starts; ``hosts`` are loopback by default."""
+    """Workers of a strategy, or of none, in a pool that the first call starts; ``hosts`` are loopback by default."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.cluster.job_files import environment_file
 from tfdist.errors import TfdistError
-from tfdist.jobs.placement.local_placement import Child, started_anew
+from tfdist.jobs.placement.local_placement import Child, Starter, started_anew
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.processes.job_resources import Guard
@@ -31,8 +31,9 @@ _LIBRARY = b"_pywrap_tensorflow"
 
 
 class WorkerFactory:
-    def __init__(self, config: LaunchConfig, guard: Guard) -> None:
+    def __init__(self, config: LaunchConfig, guard: Guard, anew: Starter = started_anew) -> None:
         self._config = config
+        self._anew = anew
         self._guard = guard
         self._server: ForkServer | None = None
         self._tried = False
@@ -80,10 +81,10 @@ class WorkerFactory:
         return 0 if self._server is None else len(self._server.idle)
 
     def start(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
-        """Start a worker as `started_anew` does, or by a fork."""
+        """Start a worker by a fork, or else anew."""
         with contextlib.suppress(TfdistError):
             return self.fork(spec, environment, streams)
-        return started_anew(spec, environment, streams)
+        return self._anew(spec, environment, streams)
 
     def fork(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
         if self._server is None or not (self._server.idle or self._server.is_ready):

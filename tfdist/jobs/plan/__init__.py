@@ -1,1 +1,1 @@
-"""A job as values: the request, its roles, and the processes that follow from them."""
+"""A job as values: the request, the roles, and the resulting processes."""

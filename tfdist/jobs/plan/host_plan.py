@@ -1,4 +1,4 @@
-"""The hosts of a job, resource requests, and which process runs where: pure functions.
+"""The hosts of a job, resource requests, and the host of each process: pure functions.
 
 Processes fill the hosts in order, so the ranks of a host are contiguous. Hierarchical sums, first within hosts and then
 between them, rely on it.
@@ -46,7 +46,7 @@ class Host:
 
 
 def parse_hosts(text_of_all: str) -> tuple[Host, ...]:
-    """The hosts of a text.
+    """Parse the hosts in a text.
 
     Example:
         >>> [(host.name, host.address, host.slots) for host in parse_hosts("a:2, me@b=10.0.0.5")]
@@ -80,7 +80,7 @@ def _parsed(part: str) -> Host:
 
 
 def places(hosts: Sequence[Host], count: int, *, servers: int = 0) -> tuple[Host, ...]:
-    """The host of each process.
+    """Return the host of each process.
 
     With two components, a chief and parameter servers run in the first, workers in the second.
 
@@ -109,7 +109,7 @@ def places(hosts: Sequence[Host], count: int, *, servers: int = 0) -> tuple[Host
 
 
 class NoRoomError(ConfigError):
-    """The nodes have fewer resources than requested: room for `room` processes."""
+    """Raised if the nodes have fewer resources than requested; they have room for `room` processes."""
 
     def __init__(self, message: str, room: int) -> None:
         super().__init__(message)
@@ -118,7 +118,7 @@ class NoRoomError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The resources of each process, whatever its role, and the cluster that is asked."""
+    """The resources of each process, whatever its role, and the cluster that provides them."""
 
     cpus: float = 1
     gpus: float = 0
@@ -148,7 +148,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """The hosts of a job that does not run in local processes, and the way to reach them.
+    """The hosts of a job that is not local, and the way to reach them.
 
     Example:
         >>> Remote(hosts=parse_hosts("a:2,b")).slots

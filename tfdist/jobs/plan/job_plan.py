@@ -1,6 +1,7 @@
 """The processes of a job, from its request: a pure function to environments and commands.
 
-Processes that run the script also get what they need to report and to resume. All learn the cluster by TF_CONFIG.
+Processes that run the script also get variables for reports and for resuming. All processes get the cluster in
+TF_CONFIG.
 """
 
 import json
@@ -147,7 +148,7 @@ def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequ
 
 
 def _removed(start: _Start, role: Role) -> tuple[str, ...]:
-    """Variables of an outer job that a process must not inherit."""
+    """Return the variables of an outer job that a process must not inherit."""
     unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR_DIR.name,)
     if role.in_step:
         return (*unmonitored, *(() if start.config.is_elastic else _RESTARTABLE))

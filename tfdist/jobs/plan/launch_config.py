@@ -12,7 +12,7 @@ from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
 from tfdist.validation import integer, shown, text
-from tfdist.variables import ALL_LOGS, COLLECTIVES, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
+from tfdist.variables import ALL_LOGS, COLLECTIVES, NO_WARM, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
 COPY_BANDWIDTH = 64 << 20  # half of a link of 1 Gbit/s
@@ -50,6 +50,7 @@ class LaunchConfig:
         monitor: whether workers record what their steps are made of, and the agent says what the job is bound by.
         trace: where the last steps of all workers are written at the end, as a chrome trace, or None; with ``monitor``.
         exporters: what gets the job's figures while it runs, such as "tensorboard:logs"; with ``monitor``.
+        no_warm: whether to start workers anew even where a process of `tfdist warm` could fork them.
         all_logs: whether to show known log noise of TensorFlow, too.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
@@ -147,6 +148,7 @@ class LaunchConfig:
     exporters: tuple[str, ...] = option(
         (), "tensorboard:DIR, prometheus:PORT, mlflow:URI; several.", flags=("--export",), metavar="WHERE"
     )
+    no_warm: bool = option(False, "Do without the process of `tfdist warm`.", is_hidden=True, variable=NO_WARM.name)
     all_logs: bool = option(False, "Show all that TensorFlow logs, also noise.", variable=ALL_LOGS.name)
     remote: Remote | None = None
     copy_bandwidth: int = option(

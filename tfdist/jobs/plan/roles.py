@@ -1,4 +1,4 @@
-"""Roles of a job's processes, and what the end of one means for the others.
+"""The roles of a job's processes, and the effect of the end of one on the others.
 
 All supervision that differs between roles is in their restart policies; the supervisor knows no role by name.
 """
@@ -52,7 +52,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """Processes that do the same, by task type: some run the script and report steps, some step all together."""
+    """A role: the processes of a task type. Some roles run the script and report steps; in some, all step together."""
 
     name: str
     count: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.errors import ConfigError
-from tfdist.variables import JOB_KEY
+from tfdist.variables import JOB_KEY, LOCAL_WORKERS
 
 EXIT_SECONDS = 300.0
 BOTH = frozenset({1, 2})  # standard output and standard error
@@ -16,6 +16,8 @@ BOTH = frozenset({1, 2})  # standard output and standard error
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: of TensorFlow: it takes memory of GPUs as it needs it, not all at its start
+GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _DRIVER = "/proc/driver/nvidia/gpus"  # one entry for each
 
 
@@ -78,7 +80,13 @@ class WorkerSpec:
         removed = (*self.removed, JOB_KEY.name)
         kept = {name: value for name, value in inherited.items() if name not in removed}
         own = {JOB_KEY.name: self.key} if self.key else {}
-        return {**kept, **around_the_proxy(kept, self.peers), **self.environment, **own}
+        growth = {GROWTH: "true"} if self._shares_gpus else {}
+        return {**growth, **kept, **around_the_proxy(kept, self.peers), **self.environment, **own}
+
+    @property
+    def _shares_gpus(self) -> bool:
+        """Whether other workers of its host see the same GPUs."""
+        return self.gpus is None and (LOCAL_WORKERS.read(self.environment) or 1) > 1
 
 
 def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:

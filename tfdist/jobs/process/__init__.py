@@ -1,1 +1,1 @@
-"""Programs that run inside a job's processes, and what a job keeps on its host."""
+"""Programs that run inside a job's processes, and files that a job keeps on its host."""

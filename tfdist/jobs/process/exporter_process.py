@@ -1,7 +1,7 @@
 """The exporter process of a job: runs `tfdist export` for as long as the job lasts.
 
-It has a low priority and its own session. A line on standard input, or its end when the job's process is gone, makes it
-export for the last time and end.
+It has a low priority and its own session. A line on standard input, or the end of standard input when the job's process
+is gone, makes it export a last time and end.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _NICE = 10
 
 
 class Exporting:
-    """Exports a job until `end`. `pid` is 0 if the process could not be started."""
+    """The export of a job until `end`. `pid` is 0 if the process could not be started."""
 
     def __init__(
         self, job: str, exporters: Sequence[str], say: Callable[[str], None], *, every: int = 10, after: int = -1

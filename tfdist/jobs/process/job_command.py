@@ -1,4 +1,4 @@
-"""Runs a `tfdist run` of another command, such as a trial of a batch, to its end or to a deadline."""
+"""The running of a `tfdist run` by another command, such as a trial of a batch, to its end or to a deadline."""
 
 import contextlib
 import resource
@@ -15,9 +15,10 @@ def run_to_end(
     grace_seconds: float,
     memory_limit: int | None = None,
 ) -> int | None:
-    """The exit code of a command as a shell shows it, None after the deadline; the command has ended when it returns.
+    """Run a command to its end; return its exit code as a shell shows it, or None after the deadline.
 
-    ``memory_limit``: bytes of data (heap, stacks, private memory) of each of its processes.
+    The command has ended when this returns. ``memory_limit`` is the limit in bytes on the data (heap, stacks, private
+    memory) of each of its processes.
     """
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

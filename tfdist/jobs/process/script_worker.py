@@ -1,7 +1,8 @@
 """Runs a script as ``python script.py`` would, in a process that ends with its agent and records its failure.
 
 `python script_worker.py --parent PID --script train.py [arguments]`, or `--module package.module [arguments]`, or
-`--task` to serve a task of a parameter-server cluster.
+`--task` to serve a task of a parameter-server cluster. PID is the agent's, followed by ":" and its parent's where that
+is another process.
 
 `__main__`, `sys.argv` and `sys.path[0]` are as without this file. An uncaught exception or a failing exit code is
 written to TFDIST_ERROR_FILE as JSON, atomically. A note next to it has the exit code of the script, in case the process
@@ -22,9 +23,10 @@ SIGKILL = 9
 
 
 def main(argv: list[str]) -> None:
-    _, parent, kind, *words = argv
+    _, processes, kind, *words = argv
+    parent, _, keeper = processes.partition(":")
     if int(parent):
-        end_with_parent(int(parent))
+        end_with_parent(int(keeper or parent))
     tell_stacks_when_asked(os.environ.get("TFDIST_STACKS_FILE"))
     if kind == "--task":
         serve_task(int(parent))

@@ -1,1 +1,1 @@
-"""A job on several hosts: one process on each starts the workers there, and what it sees goes over one connection."""
+"""Jobs on several hosts: a process on each host starts the workers there, and reports over one connection."""

@@ -1,4 +1,4 @@
-"""The host agent: starts workers on its host as `tfdist run` does locally, and reports on them.
+"""The host agent, which starts workers on its host as `tfdist run` does locally, and reports on them.
 
 `python -m tfdist.jobs.remote.host_agent` speaks with the job's agent over its standard streams, or, if
 TFDIST_RENDEZVOUS is set, over a connection that it opens. Workers use folders, memory and a status table of this host.
@@ -86,7 +86,7 @@ def _end_with(descriptor: int) -> None:
 
 
 def serve(wire: Wire, key: bytes | None = None) -> int:
-    """Serve an agent until it is gone; no process of the job is left here afterwards."""
+    """Serve an agent until it is gone; afterwards, no process of the job is left on this host."""
     hello = wire.receive()
     if hello is None or "version" not in hello:
         if hello is not None and "refused" in hello:
@@ -233,17 +233,17 @@ class HostAgent:
         return self._finished
 
     def ask(self, do: str) -> None:
-        """Queue a request to this agent itself, as handlers of signals do."""
+        """Queue a request to this agent itself, for handlers of signals."""
         self._requests.put({"do": do})
 
     def tell_why_it_ends(self) -> None:
-        """Report that this process was asked to end, which is no failure of its workers."""
+        """Report that this process was asked to end, which is not a failure of its workers."""
         self._gone.set()
         with contextlib.suppress(WireError):
             self.wire.send({"note": f"what acts for the launcher there {_why_sigterm[0]}"})
 
     def end(self) -> None:
-        """End every process and what it has left."""
+        """End every process and the processes that it has left behind."""
         self._gone.set()
         self.copies.close()
         handles = list(self._handles.values())

@@ -1,4 +1,4 @@
-"""Connect the launcher to each host: by a command that reaches it, or by its agent that joins."""
+"""The connection of the launcher to each host: by a command that reaches it, or by its agent that joins."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ class HostConnector:
     def allocate(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        """Hosts that the launcher has chosen for so many processes, and the variables of each process."""
+        """Return hosts that the launcher has chosen for this many processes, and the variables of each process."""
         assert self._allocator is not None
         if self._rendezvous is not None:  # its hosts are no longer the job's
             self._rendezvous.close()

@@ -32,7 +32,7 @@ _DRAIN_SECONDS = 1.0
 
 
 class RecentOffset:
-    """The difference between another host's clock and this one, by the messages of the last seconds.
+    """The difference between another host's clock and this one, from the messages of the last seconds.
 
     It is the smallest difference of a message, so only the fastest message's delay remains. It follows clocks that
     drift.
@@ -54,7 +54,7 @@ class RecentOffset:
         self._now = self._before = math.inf
 
     def add(self, heard: float, said: float) -> None:
-        """Add a message: when it arrived here, and its host's clock."""
+        """Add a message: the time of its arrival here, and the time on its host's clock."""
         if heard - self._begun >= self._seconds:
             self._begun, self._before, self._now = heard, self._now, math.inf
         self._now = min(self._now, heard - said)
@@ -66,7 +66,7 @@ class RecentOffset:
 
 
 class RemoteSteps:
-    """Stores steps recorded on other hosts like local ones, on this host's clock. NumPy is loaded with the first."""
+    """A store of other hosts' recorded steps, like local ones, on this host's clock. NumPy is loaded with the first."""
 
     def __init__(self, memory: Path) -> None:
         self._memory = memory
@@ -188,7 +188,7 @@ class HostLink:
         return handle
 
     def key_for(self, key: str) -> str:
-        """Return the text to send in place of a workers' key: a key does not travel to where it can be derived."""
+        """Return the text to send in place of a workers' key: a host that can derive the key does not get it."""
         return KEY_IS_DERIVED if self.connection.shares_key and key else key
 
     def is_stopped(self, number: int) -> bool:
@@ -320,7 +320,7 @@ class HostLink:
             handle.end(-signal.SIGKILL if self._ending else 1)
 
     def close(self) -> None:
-        """End the connection and everything that still runs there; wait for it."""
+        """End the connection and all processes that still run there; wait for both."""
         self._ending = True
         self.tell("end")
         self.connection.end()
@@ -354,7 +354,7 @@ def record_on_our_clock(words: Sequence[int], *, clock_offset: float) -> list[in
 
 
 def status_on_our_clock(words: Sequence[int], request: int, *, is_settled: bool, clock_offset: float) -> WorkerStatus:
-    """The status of a worker on another host.
+    """Return the status of a worker on another host.
 
     While a request to halt is on its way, the next step is unknown.
 

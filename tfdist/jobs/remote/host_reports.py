@@ -19,7 +19,7 @@ _POLL_MILLISECONDS = 500
 
 
 class Forward:
-    """Forwards a stream of a process, no faster than the agent takes it."""
+    """A forwarder of a process's stream, no faster than the agent takes it."""
 
     def __init__(self, descriptor: int, handle: int, stream: int, send: Callable[[dict[str, Any]], None]) -> None:
         self._descriptor = descriptor
@@ -31,13 +31,13 @@ class Forward:
         self._finishing = threading.Event()
 
     def give(self, count: int) -> None:
-        """Allow so many bytes more."""
+        """Allow this many further bytes."""
         with self._given:
             self._credit += count
             self._given.notify()
 
     def finish(self) -> None:
-        """Forward what ended processes have written; others that hold the stream are not waited for."""
+        """Forward the output of ended processes, without waiting for others that hold the stream."""
         self._finishing.set()
 
     def run(self) -> None:
@@ -67,7 +67,7 @@ class Forward:
 
 
 class Steps:
-    """Reads newly recorded steps of the workers. NumPy is loaded with the first."""
+    """A reader of newly recorded steps of the workers. NumPy is loaded with the first."""
 
     def __init__(self, memory: Path) -> None:
         self._memory = memory
@@ -139,7 +139,7 @@ class Tables:
                 table.end()
 
     def said(self) -> list[Any]:
-        """For each start: number, settled request, current request, and the records of its workers."""
+        """Return for each start its number, the settled and the current request, and the records of its workers."""
         with self._lock:
             return [
                 [number, self._settled[number], table.request, {str(one): table.record(one) for one in here}]
@@ -155,7 +155,7 @@ class Tables:
             ]
 
     def states(self) -> list[int]:
-        """Return for each worker the number of changes of the states that it holds in memory."""
+        """Return the number of changes of each worker's in-memory states."""
         with self._lock:
             return [table.record(one)[Word.STATES] for table, here in self._open.values() for one in here]
 

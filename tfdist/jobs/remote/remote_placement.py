@@ -33,7 +33,7 @@ MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
 
 
 class RemotePlacement:
-    """Starts processes on other hosts, which also prepare restarts; the next start reaches a lost host again."""
+    """A placement on other hosts, which also prepare restarts; the next start reaches a lost host again."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class RemotePlacement:
         return self._link(spec.host).start(spec, reserve=reserve)
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
-        """As the protocol; a lost host ends its processes itself."""
+        """End leftover processes as in the protocol; a lost host ends its processes itself."""
         numbers: dict[HostLink, list[int]] = {}
         for handle in handles:
             assert isinstance(handle, RemoteProcess)
@@ -131,7 +131,7 @@ class RemotePlacement:
 
     @property
     def waiting(self) -> int:
-        """The number of forked workers where the last ones ran; 0 unless there are enough."""
+        """The number of forked workers on the hosts of the last start; 0 unless there are enough."""
         for host in dict.fromkeys(self._places):
             link = self._links[host.name]
             if link.is_lost or link.waiting < self._places.count(host):
@@ -139,7 +139,7 @@ class RemotePlacement:
         return len(self._places)
 
     def wait(self, interrupted: Callable[[], bool]) -> None:
-        """Do nothing: hosts wait for what they prepare, when they start workers."""
+        """Do nothing: hosts wait for their preparations when they start workers."""
 
     def close(self) -> None:
         self._end_links()
@@ -166,7 +166,7 @@ class RemotePlacement:
         self._terminated.clear()
 
     def _reached_places(self, count: int) -> tuple[Host, ...]:
-        """Hosts with places for so many processes, all reached; lost ones are left out."""
+        """Return connected hosts with places for this many processes; lost hosts are left out."""
         if sum(host.slots for host in self._left()) < count:
             self._without.clear()  # they are needed, so they are tried again
         before = set(self._without)

@@ -36,7 +36,7 @@ class RemoteProcess:
 
     @property
     def ended_unasked(self) -> bool:
-        """True if it had ended when the first signal reached its host, even if that is heard later."""
+        """Whether the process had ended when the first signal reached its host, even if the report came later."""
         return self._ended_unasked
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
@@ -84,7 +84,7 @@ class RemoteProcess:
 
 
 class _Stream:
-    """A local pipe with a remote process's output; the host learns what was taken, and sends no faster."""
+    """A local pipe with a remote process's output; the host sends no faster than it is read."""
 
     def __init__(self, link: "HostLink", number: int, stream: int) -> None:
         self.descriptor, self._write = os.pipe()

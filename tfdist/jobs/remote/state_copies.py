@@ -33,7 +33,7 @@ _PIECE = 256 << 10  # bytes that are sent at once: the granularity of the bound
 
 
 def ring(hosts: Sequence[_Host]) -> list[tuple[_Host, _Host]]:
-    """Pairs of sender and receiver: each host sends to the next; none for a single host."""
+    """Return pairs of sender and receiver: each host sends to the next; none for a single host."""
     return [(host, hosts[(at + 1) % len(hosts)]) for at, host in enumerate(hosts)] if len(hosts) > 1 else []
 
 
@@ -82,7 +82,7 @@ def _key(key: str) -> bytes:
 
 
 class Receiver:
-    """Keeps the newest copy of each training of one host, which must have the key; whole or not at all."""
+    """A receiver that keeps the newest whole copy of each training of one host, which must have the key."""
 
     def __init__(self, folder: Path, *, address: str, sender: str, key: bytes, tell: Callable[[str], None]) -> None:
         self._folder = folder
@@ -175,7 +175,7 @@ class Receiver:
 
 
 class _GoneError(Exception):
-    """The sender is gone in the middle of a copy."""
+    """Raised if the sender is gone in the middle of a copy."""
 
 
 def _pieces(wire: Wire, size: int) -> Iterator[bytes]:
@@ -188,7 +188,7 @@ def _pieces(wire: Wire, size: int) -> Iterator[bytes]:
 
 
 class Sender:
-    """A thread that sends the newest state of each training whole, when told to look.
+    """A thread that sends the newest state of each training as a whole, when told to look.
 
     States that are replaced before they can be sent are left out. That is reported once if copies take so long that
     much training would be repeated.
@@ -312,7 +312,7 @@ class Sender:
 
 
 class Pace:
-    """Delays sending, so that the rate stays below a bound over any time.
+    """A limiter of sending, so that the rate stays below a bound over any period.
 
     Example:
         >>> now = iter([0.0, 0.0, 5.0])
@@ -327,7 +327,7 @@ class Pace:
         self._free = 0.0  # clock time from which more may be sent
 
     def delay(self, count: int) -> float:
-        """Seconds to wait before so many bytes, which must then be sent."""
+        """Return the seconds to wait before sending this many bytes, which must then be sent."""
         now = self._clock()
         begin = max(now, self._free)
         self._free = begin + count / self._rate
@@ -351,7 +351,7 @@ def states(root: Path, training: str) -> list[str]:
 
 
 def newest(root: Path) -> dict[str, tuple[str, int]]:
-    """The newest state of each training, with an inode that identifies it."""
+    """Return the newest state of each training, with an inode that identifies it."""
     found = {}
     try:
         trainings = os.listdir(root)

@@ -1,1 +1,1 @@
-"""Metrics and checkpoints that a function job reports while it runs, in a folder of its own."""
+"""Metrics and checkpoints that a function job reports while it runs, in its own folder."""

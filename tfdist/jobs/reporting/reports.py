@@ -47,19 +47,20 @@ _reporter = _Reporter()
 
 
 def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
-    """Report metrics, and a checkpoint, from a function that `Trainer.fit` calls, as `ray.train.report` does.
+    """Report metrics, and perhaps a checkpoint, from a function that `Trainer.fit` calls, like `ray.train.report`.
 
-    Every worker may call it; what the chief reports counts, and no worker waits. When it returns, report and checkpoint
-    are in the folder of the run, on the disk, whatever becomes of the job. The folder of the checkpoint is copied.
+    Every worker may call it; only the chief's reports count, and no worker waits. When it returns, the report and the
+    checkpoint are on disk in the folder of the run, even if the job fails later. The folder of the checkpoint is
+    copied.
 
     Args:
-        metrics: names, and numbers, texts, bools, None, arrays and tensors, or lists and dicts of them.
-        checkpoint: a folder: a path, a `Checkpoint`, or Ray's, on the chief; None for none.
+        metrics: the metrics by name: numbers, texts, bools, None, arrays and tensors, or lists and dicts of them.
+        checkpoint: the folder of a checkpoint on the chief: a path, a `Checkpoint`, or Ray's; None for none.
     Raises:
-        ConfigError: there is no folder to report to (``storage_path``), or it is another one on this node; a name is
-            taken; or a worker that is not the chief has a checkpoint, which would not be kept.
-        ConfigTypeError: metrics or checkpoint are of another kind.
-        StorageError: it cannot be written.
+        ConfigError: there is no folder for reports (``storage_path``), or this node has a different one; a name is
+            reserved; or a worker that is not the chief has a checkpoint, which would not be kept.
+        ConfigTypeError: the metrics or the checkpoint have another type.
+        StorageError: the report cannot be written.
 
     Example:
         >>> def train(config):
@@ -107,12 +108,12 @@ def resume_at(number: int) -> None:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The last checkpoint that this run has reported, before a failure too: of `ray.train.get_checkpoint`.
+    """Return the last checkpoint that this run has reported, also before a failure, like `ray.train.get_checkpoint`.
 
     Returns:
-        None where there is none yet.
+        The checkpoint; None if there is none yet.
     Raises:
-        ConfigError: as `report`.
+        ConfigError: see `report`.
 
     Example:
         >>> def train(config):

@@ -37,10 +37,10 @@ _FOLDER, _NUMBER, _TIME = OWN
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder in which a training was saved; to hand over and to read what `ray.train.Checkpoint` is.
+    """A folder in which a training was saved, compatible with `ray.train.Checkpoint`.
 
     Attributes:
-        path: of the folder.
+        path: the path of the folder.
 
     Example:
         >>> Checkpoint.from_directory("/tmp/saved").path
@@ -51,11 +51,11 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> "Checkpoint":
-        """The checkpoint that a folder is."""
+        """Return a folder as a checkpoint."""
         return cls(os.fspath(path))
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy it to a folder, by default a new one in the folder for temporary files; return that folder's path."""
+        """Copy the checkpoint to a folder, by default a new temporary one, and return its path."""
         target = tempfile.mkdtemp(prefix="checkpoint-") if path is None else os.fspath(path)
         with explained(Path(self.path), "read"):
             shutil.copytree(self.path, target, dirs_exist_ok=True)
@@ -63,7 +63,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Yield the path of a folder in which it is, for a block that does not write there."""
+        """Yield the path of a folder with the checkpoint, for a block that does not write there."""
         yield self.path
 
 
@@ -73,8 +73,8 @@ class CheckpointConfig:
 
     Attributes:
         num_to_keep: the number of checkpoints to keep; the last one is always kept. None: all.
-        checkpoint_score_attribute: the metric by which they are chosen; without it, the newest are kept.
-        checkpoint_score_order: "max" or "min".
+        checkpoint_score_attribute: the metric by which checkpoints are chosen; None: the newest are kept.
+        checkpoint_score_order: "max" to keep the largest values of the metric, "min" to keep the smallest.
     """
 
     num_to_keep: int | None = None
@@ -154,7 +154,7 @@ class Reports:
         return place
 
     def checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """Kept checkpoints in order, each with the metrics of its report."""
+        """Return the kept checkpoints in order, each with the metrics of its report."""
         found = [(self.folder / row[_FOLDER], row) for row in self.rows() if row.get(_FOLDER)]
         return [(Checkpoint(str(path)), metrics_of(row)) for path, row in found if path.is_dir()]
 

@@ -1,1 +1,1 @@
-"""Decisions of the agent as pure functions: no process, no clock."""
+"""The decisions of the agent as pure functions, without a process or a clock."""

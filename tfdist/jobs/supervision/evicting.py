@@ -1,4 +1,4 @@
-"""Replaces a worker that stays slow, by a standby or by going on without it: pure functions.
+"""The eviction of a worker that stays slow, by a standby or by going on without it: pure functions.
 
 `--standby`: a standby worker takes over, once for each place, because a slow replacement is not the process's fault.
 `--min-workers`: on one host the others go on, if they are faster despite its share of the batch. Otherwise, after three
@@ -51,7 +51,7 @@ class Evictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """The means of an eviction: several hosts are refilled in order, so one worker fewer would not be the slow one."""
+    """The means of an eviction: several hosts are refilled in order, so one worker fewer might not be the slow one."""
 
     workers: int
     min_workers: int
@@ -71,7 +71,7 @@ def is_due(slow: "Slow", before: Evictions, *, patience_seconds: float) -> bool:
 
 
 def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
-    """The measure for a worker that has been slow for long enough."""
+    """Return the measure for a worker that has been slow for long enough."""
     if not means.keeps_state:
         return Decided(measure=Measure.KEPT, why="the script trains without tfdist.callbacks.BackupAndRestore")
     if before.count >= MOST:
@@ -96,7 +96,7 @@ def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
 
 
 def told(slow: "Slow", decided: Decided) -> str:
-    """A sentence: which worker is slow, compared with the median, and what is done."""
+    """Return a sentence that names the slow worker, compares it with the median, and states the measure."""
     follows = {
         Measure.REPLACED: "a standby takes its place",
         Measure.LEFT_OUT: "the others go on without it",

@@ -1,6 +1,6 @@
-"""Stops and ends workers: before the same step, or by signals. Pure functions of their reports.
+"""The halting of workers, before the same step or by signals: pure functions of their reports.
 
-All stop before the same step and save when another number is requested, a worker has to leave or stays slow, or a
+All workers stop before the same step and save if another number is requested, a worker has to leave or stays slow, or a
 signal ends the job; `target_of` determines the step. Otherwise processes are asked to end, killed after the grace
 period, and finally given up.
 """

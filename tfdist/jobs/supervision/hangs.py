@@ -1,10 +1,10 @@
-"""Detects hangs: a pure function of the workers' reports and the clock.
+"""The detection of hangs: a pure function of the workers' reports and the clock.
 
 Workers that step together hang when none has reported progress for longer than its activity may take: a step several
 times the usual, data a minute, compiling or saving `--stall-seconds`. User code between steps has only that bound. The
 most patient worker counts. A process stopped by SIGSTOP always hangs. With parameter servers only the chief steps.
 
-An agent that was stopped itself has seen nothing, so its waits begin anew.
+An agent that was itself stopped has missed reports, so its waits begin anew.
 """
 
 import math
@@ -50,7 +50,8 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """No worker makes progress. `worker` is the one that the others wait for, if known; `since` is a clock time."""
+    """A hang: no worker makes progress. `worker` is the one that the others wait for, if known; `since` is a clock
+    time."""
 
     worker: int | None
     text: str
@@ -75,7 +76,7 @@ class Watch:
 
 
 def crowding() -> float:
-    """Return the number of programs that want each processor here, by the load of the last minute; at least 1."""
+    """Return the number of programs per processor here, by the load of the last minute; at least 1."""
     try:
         return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     except OSError:
@@ -165,7 +166,7 @@ def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -
 
 
 def _culprit(seen: Sequence[Seen]) -> Seen | None:
-    """The only one that is behind, or else not in a step; if others agree after it, the one still in the step."""
+    """Return the only worker that is behind or not in a step; if others agree after it, the one still in the step."""
     if len(seen) == 1:
         return seen[0]
     fewest = min(one.status.position.started for one in seen)

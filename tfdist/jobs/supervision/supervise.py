@@ -1,6 +1,6 @@
 """The agent's next actions, as a pure function: (state, event, now) -> (state, actions). No process, no clock.
 
-What the end of a process means is in the restart policy of its role:
+The restart policy of its role decides the effect of the end of a process:
 
     a worker that steps with others fails   all are killed and restarted, or end if the budget is spent
     a worker of a chief ends                it is restarted alone at its port, because it holds no state
@@ -86,7 +86,7 @@ def _is_news(state: State, event: Recorded, rules: Rules) -> bool:
 
 
 def _recorded(state: State, event: Recorded, now: float, rules: Rules) -> Next:
-    """Let a process that has recorded a failure end by itself; the end of another, the cause, may be on its way."""
+    """Let a process that has recorded a failure end by itself; its cause, the end of another process, may follow."""
     policy = rules.role(event.worker).restart_policy
     at_once = policy.kills and may_restart(state, rules)
     seconds = RECORDED_SECONDS if at_once else max(rules.grace_seconds, policy.blame_seconds)
@@ -158,7 +158,7 @@ def _lost_one(state: State, event: Exited, follows: Consequence, now: float, rul
 
 
 def _suspected(state: State, event: Exited, policy: RestartPolicy, now: float, rules: Rules) -> Next:
-    """Wait whether the end of another process turns out to be the cause of this failure."""
+    """Wait to see whether the end of another process is the cause of this failure."""
     failed_at = now if state.failed_at is None else state.failed_at
     state = replace(state, suspect=event, failed_at=failed_at)
     if now >= failed_at + policy.blame_seconds:

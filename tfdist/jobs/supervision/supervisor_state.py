@@ -4,7 +4,7 @@ RUNNING    all is well; a worker that has recorded a failure gets a moment to en
 STOPPING   all were asked to end
 KILLING    the grace period is over, or no process holds unsaved state, or Ctrl-C came again
 DONE       no process runs
-LOST       a process survived SIGKILL (the kernel holds it): the agent goes without it
+LOST       a process survived SIGKILL (the kernel holds it): the agent goes on without it
 """
 
 from collections.abc import Iterable
@@ -70,7 +70,7 @@ class Rules:
 
     @property
     def in_step(self) -> bool:
-        """True if all processes step together, so that a failure or hang is that of all."""
+        """Whether all processes step together, so that a failure or hang concerns all of them."""
         return self.roles[0].in_step
 
     def task(self, index: int) -> TaskId:
@@ -83,7 +83,7 @@ class Rules:
         return frozenset(index for index in running if self.role(index).runs_script)
 
     def names(self, running: Iterable[int]) -> str:
-        """The names of processes, or only their number."""
+        """Return the names of processes, or only their number."""
         names = [str(self.task(index)) for index in sorted(running)]
         return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} processes"
 
@@ -176,7 +176,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class GoOn:
-    """Action: take the request to hold back."""
+    """Action: withdraw the request to hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ Action = Send | Start | Say | Stop | GoOn | StopAfter
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """One start of the job, as the agent knows it."""
+    """The state of one start of the job, as the agent knows it."""
 
     running: frozenset[int]
     size: int

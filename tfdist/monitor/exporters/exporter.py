@@ -1,6 +1,6 @@
 """The `Exporter` protocol, and the exporters by name: ``tensorboard:DIR``, ``prometheus:PORT``, ``mlflow:URI``.
 
-An exporter runs in a thread of its own, outside of the job: it may block and raise without any effect on workers.
+An exporter runs in its own thread, outside of the job: it may block and raise without any effect on workers.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from tfdist.validation import shown
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Steps of training that are one point of a curve."""
+    """A point of a curve, which stands for several steps of training."""
 
     step: int  # the last one's number, over restarts as far as a backup says
     time: float  # of its end, seconds since 1970
@@ -43,17 +43,17 @@ _News = TypeVar("_News", contravariant=True)
 
 
 class Exporter(Protocol[_News]):
-    """Hands updates of one job, or other news of one kind, on."""
+    """An exporter: it passes on updates of one job, or other news of one kind."""
 
     def write(self, update: _News, /) -> None:
-        """Hand an update on; the first one comes when the job is seen, the last one says that it is.
+        """Write an update; the first comes when the job is first seen, and the last is marked as the last.
 
         Raises:
-            Exception: any; it is told once, and later updates are tried all the same.
+            Exception: any error; it is reported once, and later updates are still tried.
         """
 
     def close(self) -> None:
-        """Give back what it holds, such as files and ports."""
+        """Release resources such as files and ports."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Target:
-    """A requested exporter: its kind, and where it writes; "" is the default."""
+    """A requested exporter: its kind and its destination; "" is the default destination."""
 
     name: str
     where: str = ""
@@ -105,7 +105,7 @@ def parse(text: str, *, option: str = "exporters") -> Target:
 
 
 def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Target, ...]:
-    """The exporters that texts name, after a look whether what they need is installed."""
+    """Return the exporters that texts name, after checking that their packages are installed."""
     if isinstance(texts, str):
         raise ConfigError(
             f"{option} is {shown(texts)}; it must be a list, such as [{texts!r}].", name=option, received=texts
@@ -127,7 +127,7 @@ def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Targe
 
 
 def address(where: str, *, option: str = "exporters") -> tuple[str, int]:
-    """Parse where metrics are served; the loopback interface by default."""
+    """Parse the address on which metrics are served; the loopback interface by default."""
     host, _, port = where.rpartition(":")
     port = port or "9400"
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:

@@ -1,4 +1,4 @@
-"""Hands a job to its exporters, from its begin, or from now on, to its end: what `tfdist export` does."""
+"""The loop of `tfdist export`, which passes a job to its exporters, from its beginning or from now on, to its end."""
 
 import time
 from collections import deque
@@ -30,12 +30,12 @@ _News = TypeVar("_News")
 
 
 def interval(elapsed: float) -> float:
-    """The seconds between two points: short at first, longer in a day's curve."""
+    """Return the seconds between two points of a curve: few at first, more after a long time."""
     return min(10.0, max(0.5, elapsed / 60))
 
 
 class Feed:
-    """Makes updates of one job; each step that a look has seen is in exactly one point."""
+    """The source of a job's updates; each step that a look has seen is in exactly one point."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Feed:
         self._last: Snapshot | None = None
 
     def look(self, *, is_last: bool = False) -> Update | None:
-        """The news; None where the job was never seen."""
+        """Return the news; None if the job was never seen."""
         found = self._observer.look()
         if found is None:
             if self._last is None:
@@ -81,7 +81,7 @@ class Feed:
         return Update(snapshot=found, points=tuple(points), events=fresh, is_last=is_last)
 
     def _take(self, found: Snapshot, *, is_last: bool) -> tuple[Point, ...]:
-        """Take the new steps; return a point of earlier ones that other workers have finished."""
+        """Take the new steps, and return points of earlier ones that other workers have finished."""
         whole = self._observer.timeline
         if whole is None:
             return ()
@@ -115,9 +115,9 @@ def joined(pieces: Sequence[Timeline]) -> Timeline:
 
 @dataclass(eq=False, repr=False)
 class Outlet(Generic[_News]):
-    """Hands updates to an exporter, which is made in its thread too.
+    """A thread that passes updates to an exporter, which it also makes.
 
-    A failure is reported once, and its updates are tried again later, up to ``most`` of them.
+    A failure is reported once, and its updates are tried again later, at most ``most`` of them.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Outlet(Generic[_News]):
         self._thread.start()
 
     def put(self, update: _News) -> None:
-        """Hand an update over; never waits."""
+        """Queue an update, without waiting."""
         with self._changed:
             if len(self._waiting) == self.most:
                 self._waiting.popleft()
@@ -144,7 +144,7 @@ class Outlet(Generic[_News]):
             self._changed.notify()
 
     def end(self, deadline: float) -> bool:
-        """Hand over the waiting updates, and close; return whether this was done in time."""
+        """Write the queued updates, and close; return whether this was done in time."""
         with self._changed:
             self._ends = True
             self._changed.notify()
@@ -202,7 +202,7 @@ def export(
     enough: Flag,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
-    """Look at the job again and again, and hand over what is new, until it ends or it is enough."""
+    """Look at the job repeatedly, and pass on the news, until the job ends or ``enough`` is set."""
     outlets = [Outlet[Update](str(target), partial(make, target), warn) for target in targets]
     is_last = False
     while not is_last:

@@ -1,4 +1,4 @@
-"""A job as a page in one file, rewritten at each look: for a notebook's cell, or a served folder; no script."""
+"""An exporter of a job as one HTML file without scripts, rewritten at each look, for notebooks and served folders."""
 
 import os
 from collections import deque
@@ -40,7 +40,7 @@ _STYLE = (
 
 
 class HTML:
-    """Writes the page into a file, whole or not at all."""
+    """An exporter that writes the page into a file, whole or not at all."""
 
     def __init__(self, where: str) -> None:
         self._path = Path(where or DEFAULT)

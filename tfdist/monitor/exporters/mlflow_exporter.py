@@ -1,4 +1,4 @@
-"""A job as one run of MLflow: parameters, metrics, system metrics; at the end a verdict and a summary.
+"""An exporter of a job as one run of MLflow: parameters, metrics, system metrics; at the end a verdict and a summary.
 
 It has a client of its own, and leaves a run of the script alone.
 """
@@ -25,14 +25,14 @@ OWN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "1
 
 
 def client_of(where: str) -> MlflowClient:
-    """A client of a tracking server, by default of the usual one."""
+    """Return a client of a tracking server; "" means MLflow's default server."""
     for name, value in OWN.items():
         os.environ.setdefault(name, value)
     return MlflowClient(tracking_uri=where or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT)
 
 
 def run_of(client: MlflowClient, job: str) -> tuple[str, set[str]]:
-    """The id of a job's run, made where there is none, and the names of the parameters that it has already."""
+    """Return the id of a job's run, which is made if there is none, and the names of its logged parameters."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
     experiment = client.get_experiment_by_name(name)
     number = client.create_experiment(name) if experiment is None else experiment.experiment_id
@@ -43,7 +43,7 @@ def run_of(client: MlflowClient, job: str) -> tuple[str, set[str]]:
 
 
 class MLflow:
-    """Writes one run to a tracking server, in the experiment MLFLOW_EXPERIMENT_NAME, or tfdist."""
+    """An exporter that writes one run to a tracking server, in the experiment MLFLOW_EXPERIMENT_NAME or tfdist."""
 
     def __init__(self, where: str) -> None:
         self._client = client_of(where)
@@ -52,7 +52,7 @@ class MLflow:
         self._step = 0
 
     def write(self, update: Update) -> None:
-        """Log what is new; the first time it makes the run, the last time it ends it."""
+        """Log the news; the first call makes the run, and the last ends it."""
         if not self._run:
             self._run, self._told = run_of(self._client, update.snapshot.job)
         parameters = [Param(name, value) for name, value in parameters_of(update.events).items()]

@@ -1,4 +1,4 @@
-"""A job's metrics for Prometheus, on one port for all its workers."""
+"""An exporter of a job's metrics for Prometheus, on one port for all its workers."""
 
 from prometheus_client import CollectorRegistry, start_http_server
 
@@ -8,7 +8,7 @@ from tfdist.monitor.watch.snapshot import Snapshot
 
 
 class Metrics:
-    """Serves the metrics of a registry at ``/metrics`` until it is closed."""
+    """A server of a registry's metrics at ``/metrics``, until it is closed."""
 
     def __init__(self, where: str, registry: CollectorRegistry) -> None:
         host, port = address(where)
@@ -24,7 +24,7 @@ class Metrics:
 
 
 class Prometheus(Metrics):
-    """Serves the metrics of a job."""
+    """An exporter that serves the metrics of a job."""
 
     def __init__(self, where: str) -> None:
         self._found: Snapshot | None = None

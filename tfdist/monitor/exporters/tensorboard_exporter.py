@@ -1,4 +1,4 @@
-"""Scalars and histograms of steps for TensorBoard: a run for each worker, and one of texts for the job.
+"""An exporter of scalars and histograms of steps for TensorBoard: a run for each worker, and one of texts for the job.
 
 The package tensorboard has the protocol buffers of event files; TensorFlow is not loaded.
 """
@@ -29,7 +29,7 @@ _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.UPDATE)
 
 
 class TensorBoard:
-    """Writes into ``DIR/JOB/worker-N`` and ``DIR/JOB/job``."""
+    """An exporter that writes into ``DIR/JOB/worker-N`` and ``DIR/JOB/job``."""
 
     def __init__(self, where: str) -> None:
         self._folder = Path(where or DEFAULT)
@@ -65,7 +65,7 @@ class TensorBoard:
 
 
 def of_steps(point: Point, place: int) -> list[Any]:
-    """The values of a point for the worker at this place: scalars are means, histograms are of single steps."""
+    """Return the values of a point for the worker at this index: scalars are means, histograms have single steps."""
     steps, found = point.steps, []
     for part in Part:
         seconds = steps.parts[:, place, part]
@@ -117,7 +117,7 @@ def text_summary(tag: str, text: str) -> Any:
 
 
 class EventFile:
-    """A file of TensorBoard, to which steps are added."""
+    """An event file of TensorBoard, to which steps are added."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def trace(rows: Mapping[int, np.ndarray], *, aligned: bool = False) -> dict[str,
 
 
 def offsets(rows: Mapping[int, np.ndarray]) -> dict[int, int]:
-    """Return by how many nanoseconds each worker's clock is ahead of the first one's.
+    """Return the nanoseconds by which each worker's clock is ahead of the first worker's.
 
     It is the median, over common steps, of the difference between the times of all sums; 0 without such steps or
     stamps.
@@ -114,7 +114,7 @@ def _loss(row: np.ndarray) -> float | None:
 
 
 def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return traces of several jobs, or of several programs, in one; processes get numbers of their own."""
+    """Return one trace of the traces of several jobs or programs; each process gets its own number."""
     events: list[dict[str, Any]] = []
     number = 0
     for name, one in traces.items():

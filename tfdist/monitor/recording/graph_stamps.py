@@ -4,8 +4,8 @@ The host sees one call of one function. A stamp is an operation that waits for a
 host reads the stamps of a step as a row of a ring. No operation of the step waits for a stamp: they are taken out of
 TensorFlow's automatic control dependencies.
 
-There are no stamps of GPU tensors, which would tell when a kernel was launched, nor in conditions and loops, which may
-not run.
+On a GPU a stamp is an event in the stream of its kernels, which tells when they had ended (`device_rows`). There are
+none in conditions and loops, which may not run.
 """
 
 import functools

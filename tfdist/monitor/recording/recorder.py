@@ -19,13 +19,16 @@ import numpy as np
 
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Activity, Kind, Passes, Phase
+from tfdist.monitor.recording.device_time import DEVICE_STAMPS, on_device_time
 from tfdist.monitor.recording.row_ring import Ring
-from tfdist.monitor.recording.rows import CHIEF_WORKERS, COLUMN_OF, HOST_PHASES, KINDS, STAMPS, WIDTH, Column
+from tfdist.monitor.recording.rows import CHIEF_WORKERS, COLUMN_OF, HOST_PHASES, KINDS, STAMPS, Column
 from tfdist.variables import MONITOR_DIR, WORKER_INDEX
 
 FLUSH_SECONDS = 0.5
 #: steps after which it is written in any case: half of the ring of stamps
 MOST_STEPS = 512
+# steps of which a device's stamps are waited for
+_MOST_HELD = 4 * MOST_STEPS
 # by how much the wall clock, of which the stamps are, may be set between two looks before they are not believed
 _CLOCK_SET_NS = 1_000_000
 
@@ -89,6 +92,8 @@ class Recorder(StepObserver):
         self._stamps: ReadStamps | None = None
         self._seen = 0  # rows of stamps
         self._left = np.zeros([0, len(STAMPS)], np.int64)  # stamps of a step that has not ended
+        # of a device, which does later what the host has handed out: the steps that it has come to, and the last end
+        self._of_device, self._reached, self._last_end = False, 0, 0
         self._steps: deque[_Step] = deque()
         self._writing = threading.Lock()
         self._is_due = threading.Event()
@@ -113,11 +118,14 @@ class Recorder(StepObserver):
         except (OSError, ValueError):
             return None
 
-    def take_stamps_from(self, read: ReadStamps) -> None:
-        """Take the stamps of steps from this ring of the graph's from now on."""
+    def take_stamps_from(self, read: ReadStamps, *, of_device: bool = False) -> None:
+        """Take the stamps of steps from this ring of the graph's from now on.
+
+        Those of a device (`device_time.DEVICE_STAMPS`) come late, and their steps are written on its time.
+        """
         with self._writing:
-            self._stamps, self._seen = read, 0
-            self._left = self._left[:0]
+            self._stamps, self._seen, self._of_device, self._reached = read, 0, of_device, 0
+            self._left = np.zeros([0, len(DEVICE_STAMPS if of_device else STAMPS)], np.int64)
 
     # What is told of steps
 
@@ -143,7 +151,7 @@ class Recorder(StepObserver):
             return
         begun.spent, begun.end = spent, now
         self._steps.append(begun)
-        if len(self._steps) >= MOST_STEPS:  # the thread is behind
+        if len(self._steps) >= MOST_STEPS and not self._of_device:  # the thread is behind
             self.flush()
         elif now - self._flushed > _FLUSH_NS:
             self._flushed = now
@@ -155,7 +163,7 @@ class Recorder(StepObserver):
     def on_epoch_end(self) -> None:
         """Write the steps that have gathered; the time until the next step does not count as time of a step."""
         self._is_first = True
-        self.flush()
+        self.flush(all_steps=False)
 
     def on_done(self, activity: Activity, begin: int, end: int) -> None:
         """Add up how long checkpoints are written, without what workers agree on meanwhile."""
@@ -165,28 +173,43 @@ class Recorder(StepObserver):
 
     # What is written
 
-    def flush(self) -> None:
-        """Write the steps that have ended; from any thread."""
+    def flush(self, *, all_steps: bool = True) -> None:
+        """Write the steps that have ended, if asked also those that a device has yet to do; from any thread."""
         if os.getpid() != self._process:  # a fork writes nothing in its parent's name
             return
         with self._writing:
             self._flushed = self._clocks()[1]
-            steps = [self._steps.popleft() for _ in range(len(self._steps))]
-            if not steps or self._closed:
+            if not self._steps or self._closed:
                 return
-            rows = np.zeros([len(steps), WIDTH], np.int64)
-            rows[:, :_FIRST] = [step.row() for step in steps]
             stamps = np.concatenate([self._left, self._new_stamps()])
+            steps = [self._steps.popleft() for _ in range(len(self._steps) if all_steps else self._done(stamps))]
+            if not steps:
+                self._left = stamps
+                return
+            rows = np.zeros([len(steps), _FIRST + stamps.shape[1]], np.int64)
+            rows[:, :_FIRST] = [step.row() for step in steps]
             is_later = stamps[:, 0] > rows[-1, _END]  # of a step that is under way meanwhile
             self._left = stamps[is_later]
-            self._ring.add(joined(rows, stamps[~is_later]))
+            rows = joined(rows, stamps[~is_later])
+            if self._of_device:
+                rows = on_device_time(rows, self._last_end)
+                self._last_end = int(rows[-1, _END])
+            self._ring.add(rows)
+
+    def _done(self, stamps: np.ndarray) -> int:
+        """Count the first steps that have ended on a device too, or that no stamps will come of."""
+        if not self._of_device or len(self._steps) > _MOST_HELD:
+            return len(self._steps)
+        self._reached = int(stamps[:, Column.GRAPH_END - _FIRST].max(initial=self._reached))
+        is_open = (step.kind is Kind.TRAIN and step.begin > self._reached for step in self._steps)
+        return next((place for place, one in enumerate(is_open) if one), len(self._steps))
 
     def _write(self) -> None:
         try:
             while not self._closed:
                 self._is_due.wait()
                 self._is_due.clear()
-                self.flush()
+                self.flush(all_steps=False)
         except Exception as error:  # nothing that is recorded is worth a training
             text = "Recording the steps of this process has failed with %r; it ends, and training goes on."
             logging.getLogger("tfdist").warning(text, error, exc_info=error)
@@ -202,7 +225,7 @@ class Recorder(StepObserver):
 
     def _new_stamps(self) -> np.ndarray:
         """The rows of stamps since the last time, on the monotonic clock, shape (n, len(STAMPS))."""
-        nothing = np.zeros([0, len(STAMPS)], np.int64)
+        nothing = self._left[:0]
         if self._stamps is None:
             return nothing
         count, ring = self._stamps()
@@ -238,8 +261,9 @@ def both_clocks() -> tuple[int, int]:
 def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
     """Return rows of stamps as words: nanoseconds of the monotonic clock, and loss and norm as their bits."""
     words = np.zeros(stamps.shape, np.int64)
-    times = stamps[:, _TIMES]
-    words[:, _TIMES] = np.where(times > 0, np.rint(times * 1e9).astype(np.int64) - offset, 0)
+    places = [*_TIMES, *range(len(STAMPS), stamps.shape[1])]  # those of a device are behind all others
+    times = stamps[:, places]
+    words[:, places] = np.where(times > 0, np.rint(times * 1e9).astype(np.int64) - offset, 0)
     words[:, _NUMBERS] = np.ascontiguousarray(stamps[:, _NUMBERS]).view(np.int64)
     words[:, Column.REDUCTIONS - _FIRST] = stamps[:, Column.REDUCTIONS - _FIRST].astype(np.int64)
     return words
@@ -268,7 +292,7 @@ def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
 def _several(step: np.ndarray, inside: np.ndarray) -> np.ndarray:
     ends = inside[:, Column.GRAPH_END - _FIRST]
     inside[1:, 0] = np.maximum(inside[1:, 0], ends[:-1])  # the next may begin beside the end of one
-    parts = np.zeros([len(inside), WIDTH], np.int64)
+    parts = np.zeros([len(inside), len(step)], np.int64)
     parts[:, _FIRST:] = inside
     parts[:, [Column.STEP, Column.KIND]] = step[[Column.STEP, Column.KIND]]
     parts[:, Column.PART] = range(len(inside))

@@ -39,7 +39,7 @@ class Ring:
         self._written = 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Append rows, shape (n, WIDTH); the oldest ones make room. Their numbers are written here."""
+        """Append rows, shape (n, WIDTH), in place of the oldest ones, and write their numbers."""
         rows = rows[-ROWS:]
         numbers = np.arange(self._written + 1, self._written + 1 + len(rows))
         places = (numbers - 1) % ROWS
@@ -50,7 +50,7 @@ class Ring:
         self._words[_WRITTEN] = self._written
 
     def lose(self, count: int) -> None:
-        """Note that so many steps could not be kept."""
+        """Record the number of steps that could not be kept."""
         self._words[_LOST] += count
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Ring:
 
 
 def read(path: str | os.PathLike[str]) -> np.ndarray:
-    """The rows of a file in the order of their numbers, shape (n, WIDTH), int64."""
+    """Return the rows of a file in the order of their numbers, shape (n, WIDTH), int64."""
     with open(path, "rb") as file:
         words = np.fromfile(file, np.int64)
     if len(words) != _WORDS or words[0] != _MAGIC or words[2] != WIDTH:

@@ -1,4 +1,4 @@
-"""A row of the ring: one step of one worker, as words of eight bytes; times of the monotonic clock, 0 if not seen."""
+"""A row of the ring: one step of one worker, in words of eight bytes; times of the monotonic clock, 0 if not seen."""
 
 from enum import IntEnum
 

@@ -1,4 +1,4 @@
-"""Rows of stamps in a ring, by our own operations or by `tf.timestamp`; or of a part that a chief's worker returns."""
+"""Rows of stamps: in a ring, by our own operations or by `tf.timestamp`; or of a part that a chief's worker returns."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +62,7 @@ class OperationRow:
         self._values[Column.LOSS] = tf.reshape(tf.cast(tf.reduce_sum(value), tf.float64), [])
 
     def norm(self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], scale: Any) -> None:
-        """Note the norm of the gradient in one of so many steps.
+        """Record the norm of the gradient in one of every so many steps.
 
         The condition stays one operation: `tf.cond` becomes switches, for which TensorFlow runs the step by a slower
         executor.
@@ -206,13 +206,13 @@ class PassesRow:
         self._loss = tf.cast(tf.reduce_sum(value), tf.float64)
 
     def norm(self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], scale: Any) -> None:
-        """Leave out the norm: this worker has a part of the gradient."""
+        """Record no norm: this worker has only a part of the gradient."""
 
     def end(self, after: Sequence[Any], reductions: int) -> None:
-        """Leave out the end: `numbers` are what is written."""
+        """Record no end: `numbers` are written instead."""
 
     def numbers(self, reads: Sequence[Any]) -> Any:
-        """The numbers for `Passes`, float64 of shape (5,); None without a gradient.
+        """Return the numbers for `Passes`, float64 of shape (5,); None without a gradient.
 
         The last number only makes TensorFlow wait for the largest weights: it would drop an operation without a
         consumer.

@@ -1,1 +1,1 @@
-"""Stacks of a job's processes: Python frames, and what they wait for."""
+"""Stacks of a job's processes: Python frames, and descriptions of waits."""

@@ -1,7 +1,7 @@
 """Stacks of a job's processes: requested from processes of this host, parsed, and formatted.
 
-py-spy reads the memory of a process, which need not take part. Otherwise a signal makes faulthandler write stacks into
-a file, without Python's lock. A process without a handler is not asked: the signal would end it.
+py-spy reads the memory of a process without its cooperation. Otherwise a signal makes faulthandler write stacks into a
+file, without Python's lock. A process without a handler gets no signal, which would end it.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _NAMED = 3  # parts of a path
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A call that has not returned: function, file, and line, 0 if unknown."""
+    """A call that has not returned: its function, file and line, which is 0 if unknown."""
 
     function: str
     file: str
@@ -64,7 +64,7 @@ def from_faulthandler(text: str) -> tuple[Thread, ...]:
 
 
 def from_py_spy(text: str) -> tuple[Thread, ...]:
-    """The threads that ``py-spy dump --json`` has printed, the main thread first."""
+    """Return the threads that ``py-spy dump --json`` has printed, the main thread first."""
     printed = json.loads(text)
     if not isinstance(printed, list):
         raise ValueError(f"py-spy has printed {type(printed).__name__} instead of a list of threads.")
@@ -113,7 +113,7 @@ def lines(stacks: Stacks, *, threads: bool = False, most: int = MOST) -> list[st
 
 
 def apart(waits: Mapping[str, str]) -> str:
-    """A sentence where processes wait in different collectives, else ""."""
+    """Return a sentence if processes wait in different collectives, else ""."""
     # the collective alone: for whom each one waits differs in any case
     operations = {name: text.partition(" is waiting for ")[0] or "no collective" for name, text in waits.items()}
     if len(set(operations.values())) < 2:
@@ -132,7 +132,7 @@ _SECONDS = 60.0  # py-spy reads the symbols of all libraries
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A process that can be asked: its name in the job, its pid, and the file into which it writes."""
+    """A process whose stacks can be requested: its name in the job, its pid, and the file into which it writes."""
 
     name: str
     pid: int
@@ -140,7 +140,7 @@ class Target:
 
 
 def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) -> tuple[Stacks, ...]:
-    """The stacks of these processes, in their order; without an answer, no threads and a reason."""
+    """Return the stacks of these processes, in order; a process without an answer has no threads, but a reason."""
     deadline = time.monotonic() + seconds
     found: dict[str, tuple[tuple[Thread, ...], str]] = {}
     program = py_spy() if spies else None
@@ -156,7 +156,7 @@ def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) 
 
 
 def py_spy() -> str | None:
-    """The path of py-spy, beside the interpreter or where commands are found; None where there is none."""
+    """Return the path of py-spy, next to the interpreter or on PATH; None if there is none."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
@@ -215,7 +215,7 @@ def _signalled(targets: Sequence[Target], deadline: float) -> dict[str, tuple[tu
 
 
 def _dumped(file: Path, since: int, *, by: str = _MAIN) -> tuple[Thread, ...]:
-    """The threads of a complete dump, which ends with the main thread."""
+    """Return the threads of a complete dump, which ends with the main thread."""
     with suppress(OSError):
         text = file.read_bytes()[since:].decode(errors="replace")
         time.sleep(_LOOK_SECONDS)
@@ -225,7 +225,7 @@ def _dumped(file: Path, since: int, *, by: str = _MAIN) -> tuple[Thread, ...]:
 
 
 def _why_not(one: Target) -> str:
-    """Return why a process cannot be asked by a signal, or ""."""
+    """Return the reason why a process cannot be asked by a signal, or ""."""
     try:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{one.pid}/status").read_text().splitlines())
     except (OSError, ValueError):
@@ -241,9 +241,9 @@ def _why_not(one: Target) -> str:
 
 
 def native_lines(pid: int) -> list[str]:
-    """The native stack of a process's main thread in lines, the innermost call first.
+    """Return the lines of the native stack of a process's main thread, the innermost call first.
 
-    Without py-spy, or where it may not read the process: what each thread waits for in the kernel.
+    Without py-spy, or if it may not read the process, the lines name the kernel function in which each thread waits.
     """
     program = py_spy()
     found = [] if program is None else _spied_native(program, pid)

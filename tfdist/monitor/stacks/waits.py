@@ -1,4 +1,4 @@
-"""A process' waits for others, written next to its stacks once a wait has lasted a second."""
+"""A process's waits for others, written next to its stacks once a wait has lasted a second."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _SUFFIX = ".waits"
 
 
 class WaitNote:
-    """A file in which a process says what it waits in."""
+    """A file in which a process describes its current wait."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class WaitNote:
         return cls(Path(path + _SUFFIX) if path else None)
 
     def tell(self, text: str) -> None:
-        """Write what this process waits in, or ""; failures are ignored."""
+        """Write the description of this process's wait, or ""; failures are ignored."""
         if self._path is None or text == self._told:
             return
         self._told = text
@@ -37,7 +37,7 @@ class WaitNote:
 
 
 def read(stacks_file: Path) -> str:
-    """Read what the process waits in whose stacks are in this file, or ""."""
+    """Read the wait of the process whose stacks are in this file, or ""."""
     try:
         return stacks_file.with_name(stacks_file.name + _SUFFIX).read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,1 +1,1 @@
-"""From the rows of all workers to what a job is bound by, as pure functions of numbers."""
+"""The bottleneck of a job from the rows of all workers, as pure functions of numbers."""

@@ -1,6 +1,6 @@
-"""Detect problems of a job: pure functions of its last steps and of its memory use. Loads no TensorFlow.
+"""The detection of a job's problems: pure functions of its last steps and of its memory use. Loads no TensorFlow.
 
-Alerts look at medians and runs of steps, never at one step: a missed alert is better than a false one.
+Alerts are based on medians and runs of steps, never on one step: a missed alert is better than a false one.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ AGAIN_SECONDS = 60.0
 
 
 class Kind(StrEnum):
-    """The subject of an alert; the label of metrics."""
+    """The subject of an alert, which is also a label of metrics."""
 
     LOSS_NOT_FINITE = "loss_not_finite"
     LOSS_DIVERGES = "loss_diverges"
@@ -56,7 +56,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Alert:
-    """A problem of a worker, or of all (None), and a sentence with the numbers."""
+    """An alert: a problem of a worker, or of all workers (None), and a sentence with the numbers."""
 
     kind: Kind
     worker: int | None
@@ -70,7 +70,7 @@ def alerts(found: Timeline, after: int = -1) -> list[Alert]:
 
 
 def not_finite(found: Timeline) -> list[Alert]:
-    """The workers whose loss was NaN or infinite in the last steps."""
+    """Return alerts of workers whose loss was NaN or infinite in the last steps."""
     last = found.last(NOT_FINITE_STEPS)
     if len(last.steps) < NOT_FINITE_STEPS:
         return []
@@ -85,7 +85,7 @@ def not_finite(found: Timeline) -> list[Alert]:
 
 
 def diverges(found: Timeline) -> list[Alert]:
-    """An alert if the loss rises and rises, and has doubled by it."""
+    """Return an alert if the loss has kept rising, and has doubled."""
     mean = found.loss.mean(axis=1)
     mean = mean[np.isfinite(mean)]
     pieces = [mean[len(mean) - LOSS_STEPS * back :][:LOSS_STEPS] for back in range(RISES + 1, 0, -1)]
@@ -103,7 +103,7 @@ def diverges(found: Timeline) -> list[Alert]:
 
 
 def slow(found: Timeline, after: int = -1) -> list[Alert]:
-    """The workers for which the others have waited in many steps one after the other, and for some seconds."""
+    """Return alerts of workers for which the others have waited in many successive steps, and for some seconds."""
     return [
         Alert(Kind.SLOW_WORKER, one.worker, one.text)
         for one in slow_workers(found)
@@ -122,7 +122,7 @@ def starved(found: Timeline) -> list[Alert]:
 
 
 def of_gradients(found: Timeline) -> list[Alert]:
-    """Return alerts of gradient norms that are not finite, 0, or many times what they were, since the last trace."""
+    """Return alerts of gradient norms since the last trace that are not finite, 0, or many times what they were."""
     since = found.only(found.steps > found.traced)
     told = [_of_gradient(norms[~np.isnan(norms)]) for norms in since.gradient_norm.T]
     if told and told[0] is not None and all(one is not None and one[0] == told[0][0] for one in told):
@@ -177,13 +177,13 @@ def sizes(table: Path) -> dict[int, int]:
 
 @dataclass
 class Looks:
-    """Looks at a process's memory: few enough to keep, over all of its time."""
+    """Samples of a process's memory over its whole time, few enough to keep."""
 
     every: float = 1.0
     kept: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, now: float, size: int) -> None:
-        """Keep a look if it is time for one; when there are many, every second one is forgotten."""
+        """Keep a sample if it is time for one; when there are many, every second one is dropped."""
         if self.kept and now - self.kept[-1][0] < self.every:
             return
         self.kept.append((now, size))
@@ -192,7 +192,7 @@ class Looks:
 
 
 class Alarm:
-    """Looks at a job repeatedly, and returns new problems."""
+    """A detector that looks at a job repeatedly, and returns new problems."""
 
     def __init__(self) -> None:
         self._raised: dict[tuple[Kind, int | None], float] = {}
@@ -200,7 +200,7 @@ class Alarm:
         self._after = -1
 
     def begins(self) -> None:
-        """Note a new start of the workers, with other processes and steps from the first on."""
+        """Take in a new start of the workers, with other processes and new numbers of steps."""
         self._memory.clear()
         self._after = -1
 

@@ -1,6 +1,6 @@
 """The bottleneck of a job, from the recorded steps of its workers, and the text that describes it.
 
-All workers' steps and reductions are equally long, because workers wait for each other. The last worker is the one for
+All workers' steps and reductions take equally long, because workers wait for each other. The last worker is the one for
 which the others wait. A cause is named only if it explains four fifths of that waiting. Numbers are means over the
 shorter half of the steps: pauses do not count, and, unlike medians, parts still add up.
 """
@@ -148,7 +148,7 @@ def _late(found: Timeline, means: np.ndarray) -> _Late | None:
 
 
 def _lasts(found: Timeline, late: _Late, least: float) -> bool:
-    """The others wait for this worker in three quarters of the time: other programs come and go."""
+    """Return whether the others wait for this worker in three quarters of the time: other programs come and go."""
     waits = found.of(Part.WAIT)
     others = [index for index in range(len(found.ranks)) if index != late.place]
     behind = np.median(waits[:, others], axis=1) - waits[:, late.place]
@@ -157,12 +157,12 @@ def _lasts(found: Timeline, late: _Late, least: float) -> bool:
 
 
 def _avoidable(found: Timeline, part: Part | None) -> float:
-    """Weigh a part for the comparison of causes; exchanging all weights with servers takes time."""
+    """Return the weight of a part in the comparison of causes; exchanging all weights with servers takes time."""
     return 0.5 if found.has_servers and part is Part.COMMUNICATION else 1.0
 
 
 def _largest(found: Timeline, means: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
-    """The largest part, other than computation, of the median worker, and its share of a step."""
+    """Return the largest part, other than computation, of the median worker, and its share of a step."""
     middle = np.median(means, axis=0)
     part = max(_BOUND_BY, key=lambda one: _avoidable(found, one) * float(middle[one]))
     return (part, float(middle[part]) / step_seconds) if step_seconds > 0 else (None, 0.0)
@@ -190,7 +190,7 @@ def verdict_of(folder: Path) -> Verdict | None:
 
 
 def recent(folder: Path) -> Timeline | None:
-    """The last steps of the workers of a start, None where none of them has recorded a step."""
+    """Return the last steps of the workers of a start; None if no worker has recorded a step."""
     rows = {rank: found[-RECENT:] for rank, found in read_folder(folder).items()}
     return timeline(of_workers(rows)) if rows else None
 

@@ -1,8 +1,8 @@
-"""The parts of every step on every worker: rows of all of them, made comparable. Loads no TensorFlow.
+"""The parts of every step on every worker, from rows made comparable. Loads no TensorFlow.
 
-A step lasts from the end of the one before to its own end, and its parts add up to it. A worker waits for others from
-its own last gradient to that of the last worker. The rest until the last sum is communication that nothing hides; sums
-count as there when the first worker has them.
+A step lasts from the end of the previous one to its own end, and its parts add up to it. A worker waits for others from
+its own last gradient to that of the last worker. The rest until the last sum is communication that nothing hides; a sum
+counts as ready when the first worker has it.
 """
 
 import functools
@@ -20,7 +20,7 @@ LEAST_LONGER, ALIKE = 0.05, 0.5
 
 
 class Part(IntEnum):
-    """A part of a step; parts add up to it."""
+    """A part of a step; the parts add up to the step."""
 
     INPUT = 0  # waits for the next batch
     FORWARD = 1  # from the begin of the step's function until the loss is known
@@ -54,7 +54,7 @@ OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "has_loss", "gra
 
 @dataclass(frozen=True)
 class Timeline:
-    """Steps of training that all workers have done, without traced ones."""
+    """The steps of training that all workers have done, without traced ones."""
 
     ranks: tuple[int, ...]
     steps: np.ndarray  # numbers of the steps, shape (steps,)
@@ -85,7 +85,7 @@ class Timeline:
 
 
 def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
-    """The steps of training that all of these workers have in their rows."""
+    """Return the steps of training that are in the rows of all of these workers."""
     ranks = tuple(sorted(rows))
     trained = {rank: _trained(rows[rank]) for rank in ranks}
     every = [np.unique(keys) for keys, *_ in trained.values()]
@@ -103,7 +103,7 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
 
 
 def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
-    """The rows of a chief's workers, where it knows how long each took.
+    """Return the rows of a chief's workers for steps in which it knows the time of each.
 
     A worker's step is the chief's: beyond its own time, the worker waits for others.
     """
@@ -235,7 +235,7 @@ def _norms(words: np.ndarray) -> np.ndarray:
 
 
 def _hidden(table: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Return how long reductions ran before a worker's last gradient; overlapping ones count once.
+    """Return the time of reductions before a worker's last gradient; overlapping ones count once.
 
     A reduction runs from the arrival of its last worker to its completion.
     """
@@ -254,7 +254,7 @@ def _hidden(table: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def what_is_longer(mine: np.ndarray, usual: np.ndarray, own: Sequence[Part] = OWN) -> tuple[Part, float]:
-    """The part that takes a worker longer than others, and by how many seconds.
+    """Return the part in which a worker takes longest compared with others, and the difference in seconds.
 
     A slower or shared processor makes both passes longer by the same factor: one cause, "compute", that no part
     explains.

@@ -1,7 +1,7 @@
-"""Find workers that are slow by themselves in successive steps: pure functions of the steps of all.
+"""The detection of workers that are slow by themselves in successive steps: pure functions of the steps of all workers.
 
-All steps are equally long, since workers wait for each other. So each worker's own time counts, compared with the
-median of the others', in robust deviations. Loads no TensorFlow.
+All steps take equally long, since workers wait for each other. So each worker's own time is compared with the median of
+the others', in robust deviations. Loads no TensorFlow.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Slow:
 
 
 def slow_workers(found: Timeline) -> list[Slow]:
-    """The workers for which the others have waited in many successive steps."""
+    """Return the workers for which the others have waited in many successive steps."""
     if len(found.ranks) < 2 or not len(found.steps):
         return []
     own = found.parts[:, :, found.own].sum(axis=2)
@@ -81,13 +81,13 @@ def slow_workers(found: Timeline) -> list[Slow]:
 
 
 class Staying:
-    """Follows slow workers over several looks, each of which knows only the last steps."""
+    """A tracker of slow workers over several looks, each of which has only the last steps."""
 
     def __init__(self) -> None:
         self._slow: dict[int, Slow] = {}
 
     def look(self, slow: Sequence[Slow], *, known_from: int = 0) -> list[Slow]:
-        """Those that are slow now, with all the steps in which they have been since they began to be."""
+        """Return the workers that are slow now, with the number of steps since they became slow."""
         found = {}
         for one in slow:
             if not one.goes_on:
@@ -103,7 +103,7 @@ class Staying:
 
 
 def _calm_deviation(values: np.ndarray) -> float:
-    """The deviation by the smaller half of the values, so that a slow period is no noise."""
+    """Return the deviation of the smaller half of the values, so that a slow period does not count as noise."""
     calm = np.sort(values)[: len(values) // 2 + 1]
     return float(_ROBUST_HALF * np.median(np.abs(calm - np.median(calm))))
 

@@ -1,1 +1,1 @@
-"""Pages that show a job while it runs, and metrics for others' pages: from what its workers say in memory."""
+"""Pages that show a running job, and metrics for other monitoring systems, from its workers' reports in memory."""

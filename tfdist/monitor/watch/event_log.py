@@ -1,6 +1,6 @@
 """A job's events, and a snapshot of an ended job, from its event file.
 
-The file may have been changed by any program: lines that are no events of a job are skipped.
+Any program may have changed the file: lines that are not events of a job are skipped.
 """
 
 import json
@@ -49,7 +49,7 @@ _KEYS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def event_of(line: str) -> Mapping[str, Any] | None:
-    """Parse an event, with texts that can be shown; None where a line has none."""
+    """Parse an event, with texts that can be shown; return None if a line has none."""
     try:
         event = _plain(json.loads(line))
     except (ValueError, RecursionError):  # it is being written, or is none
@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
-    """The events of a job in a file, of the last one by default; lines that are none are left out."""
+    """Return the events of a job in a file, by default of the last job; other lines are left out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -81,7 +81,7 @@ def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
 
 
 def from_events(path: Path) -> Snapshot:
-    """The last job of an event file, as it was when the file was written."""
+    """Return a snapshot of the last job of an event file, as it was when the file was written."""
     events = read_events(path)
     if not events:
         raise ConfigError(f"{path} has no event of a job; `tfdist run --event-file {path}` writes them.", path=path)
@@ -115,7 +115,7 @@ def from_events(path: Path) -> Snapshot:
 
 
 class Past:
-    """A job as its event file says, for `tfdist.monitor.watch.server.Page`: what a look finds stays the same."""
+    """A job from its event file, for `tfdist.monitor.watch.server.Page`; every look returns the same snapshot."""
 
     timeline = None  # steps themselves are in no event
 

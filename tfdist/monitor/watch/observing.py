@@ -1,4 +1,4 @@
-"""Looks at a job of this host: its status table, rings, events and processes; read-only, so no worker waits.
+"""The observation of a job on this host, from its status table, rings, events and processes; read-only.
 
 Loads no TensorFlow.
 """
@@ -32,7 +32,7 @@ _ENDED = "name its event file (tfdist run --event-file) instead"
 
 
 class Observer:
-    """Looks at one job; `timeline` has the steps of the last look, or None without a record."""
+    """An observer of one job; `timeline` has the steps of the last look, or None without a record."""
 
     def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
         self.job, self._folder = found(job, folders)
@@ -43,9 +43,10 @@ class Observer:
         self._last: Snapshot | None = None
 
     def look(self) -> Snapshot | None:
-        """The job as it is now; None when it has ended.
+        """Return a snapshot of the job; None when it has ended.
 
-        Before the first start it has no workers. Between two starts, and after the last, they are as they were.
+        Before the first start it has no workers. Between two starts, and after the last one, the workers stay as they
+        were.
         """
         start = newest_start(self._folder)
         said: Sequence[WorkerStatus] = ()
@@ -126,7 +127,7 @@ class Observer:
 
 
 def recorded(recent: Timeline | None, worker: int) -> dict[str, Any]:
-    """Fields of `WorkerView` from the record of a worker: means of these steps, the last loss, and the last norm."""
+    """Return fields of `WorkerView` from a worker's record: means of these steps, the last loss, and the last norm."""
     if recent is None or worker not in recent.ranks or not len(recent.steps):
         return {"parts": {}}
     place = recent.ranks.index(worker)
@@ -145,7 +146,7 @@ def recorded(recent: Timeline | None, worker: int) -> dict[str, Any]:
 def of_model(
     events: Sequence[Mapping[str, Any]], start: int, steps_per_second: float | None
 ) -> tuple[float | None, float | None]:
-    """The model's FLOP/s, and the part of the devices' peak that this is; None if unknown."""
+    """Return the model's FLOP/s, and their part of the devices' peak; None if unknown."""
     told = [one for one in events if one["event"] == "model" and one.get("start") == start and "flops_per_step" in one]
     if not told or steps_per_second is None:
         return None, None
@@ -177,12 +178,12 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
 
 
 def _known_from(folder: Path) -> int:
-    """Return how complete a job's directory is: on other hosts of a job it has no events."""
+    """Return the completeness of a job's directory: on other hosts of a job it has no events."""
     return 2 if event_copy(folder).exists() else int(any(folder.glob("progress-*")))
 
 
 def newest_start(folder: Path) -> int | None:
-    """The number of the newest start with a status table, or None; workers in reserve count last."""
+    """Return the number of the newest start with a status table, or None; starts in reserve come last."""
     numbers: dict[bool, list[int]] = {True: [], False: []}
     for path in folder.glob("progress-*"):
         with contextlib.suppress(OSError, ConfigError):  # it has gone, or is being made

@@ -1,8 +1,8 @@
-"""GPU usage by process, from NVIDIA's NVML.
+"""The GPU usage of processes, from NVIDIA's NVML.
 
-NVML tells in which part of the time a kernel was resident on a device, not how much of the device it used, and the
-metric is named accordingly; `Monitor(flops=True)` has what a model achieves. This was tested with a stand-in of NVML,
-not with a GPU.
+NVML reports the part of the time in which a kernel was resident on a device, not how much of the device it used, and
+the metric is named accordingly. `Monitor(flops=True)` reports the FLOP/s of a model. This was tested with a stand-in
+for NVML, not with a GPU.
 """
 
 import time
@@ -28,7 +28,7 @@ class Gpus:
 
     @classmethod
     def found(cls) -> "Gpus | None":
-        """Those of this machine; None where there is no driver, or `nvidia-ml-py` is not installed."""
+        """Return the GPUs of this machine; None if there is no driver, or `nvidia-ml-py` is not installed."""
         try:
             import pynvml
         except ImportError:
@@ -40,7 +40,7 @@ class Gpus:
             return None
 
     def used_by(self, pid: int) -> dict[str, float]:
-        """Return what a process uses of its devices, without figures that a device or a container's driver lacks."""
+        """Return a process's usage of its devices, without figures that a device or a container's driver lacks."""
         own = {place: used for place, used in map(self._memory_of(pid), range(len(self._devices))) if used is not None}
         if not own:
             return {}
@@ -86,12 +86,12 @@ class Gpus:
         return float(bool(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & reasons))
 
     def _pcie(self, counter: str) -> Callable[[Any], float]:
-        """A reader of NVML's figure, which is that of the last 20 ms, in KB a second."""
+        """Return a reader of NVML's PCIe figure for the last 20 ms, which is in KB per second."""
         which = getattr(self._nvml, f"NVML_PCIE_UTIL_{counter}_BYTES")
         return lambda device: 1e3 * float(self._nvml.nvmlDeviceGetPcieThroughput(device, which))
 
     def _by_links(self, place: int) -> dict[str, float]:
-        """The bytes per second over NVLink since the last look, or nothing."""
+        """Return the bytes per second over NVLink since the last look; empty if unknown."""
         fields = {
             "sent": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
             "received": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
@@ -136,7 +136,7 @@ class Usage:
 
 
 class Process:
-    """A process whose use is looked at repeatedly; the first rates are since its begin."""
+    """A process whose usage is read repeatedly; the first rates are those since its start."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -145,7 +145,7 @@ class Process:
         self._before: dict[str, float] = {}
 
     def look(self) -> Usage:
-        """Return its current use; nothing when it is gone."""
+        """Return the current usage of the process; no figures when it is gone."""
         try:
             with self._process.oneshot():
                 memory = int(self._process.memory_info().rss)

@@ -1,4 +1,4 @@
-"""The page of a job, and its metrics for Prometheus, on the loopback interface; read-only.
+"""A read-only server of a job's page, and of its metrics for Prometheus, on the loopback interface.
 
     /            the page, which loads nothing from elsewhere
     /snapshot    the current state, as JSON
@@ -6,7 +6,7 @@
     /events      the state as server-sent events, one for each look, until the job ends
     /metrics     in the text format of Prometheus
 
-The job is looked at once in each interval, for any number of clients.
+The job is observed once in each interval, for any number of clients.
 """
 
 import json
@@ -50,7 +50,7 @@ def _number(value: float) -> float | None:
 
 
 class Page:
-    """Serves the page of a job, in threads of its own, until it is closed."""
+    """A server of a job's page, in its own threads, until it is closed."""
 
     def __init__(self, look: Any, *, every: float = 1.0, port: int = 0) -> None:
         self._look: Callable[[], Snapshot | None] = look.look
@@ -92,7 +92,7 @@ class Page:
             self._ended.wait(min(self._every, LOOK_SECONDS))
 
     def snapshot(self) -> Snapshot | None:
-        """The state of the job, not older than an interval; None when it has ended."""
+        """Return a snapshot of the job, not older than an interval; None when it has ended."""
         with self._lock:
             if not self._ended.is_set() and time.monotonic() - self._at >= self._every:
                 self._seen, self._at = self._look(), time.monotonic()
@@ -105,7 +105,7 @@ class Page:
         return history(self._recorded())
 
     def snapshots(self, send: Callable[[Snapshot], None]) -> None:
-        """Send each look, until the job or the page ends; of a job that has ended there is one."""
+        """Send each snapshot until the job or the page ends; a job that has already ended has one."""
         while (found := self.snapshot()) is not None and not self._closed.is_set():
             send(found)
             self._closed.wait(self._every if found.is_running else None)

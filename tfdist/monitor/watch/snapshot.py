@@ -1,4 +1,4 @@
-"""The known state of a job at one moment, as values and as JSON."""
+"""The state of a job at one moment, as values and as JSON."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class Snapshot:
     events: tuple[Mapping[str, Any], ...] = ()  # the newest last, as the event file has them
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it; a loss or norm that is not finite is null."""
+        """Return the snapshot for JSON; a loss or norm that is not finite is null."""
         made = asdict(self)
         for one in made["workers"]:
             one |= {name: None for name in ("loss", "gradient_norm") if not math.isfinite(one[name] or 0.0)}

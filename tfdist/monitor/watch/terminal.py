@@ -1,4 +1,4 @@
-"""The page of a job in a terminal, of a snapshot."""
+"""The page of a job in a terminal, from a snapshot."""
 
 import time
 from collections.abc import Iterator

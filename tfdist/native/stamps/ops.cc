@@ -346,6 +346,10 @@ REGISTER_KERNEL_BUILDER(Name("TfdistNote").Device(tensorflow::DEVICE_CPU), Note)
 REGISTER_KERNEL_BUILDER(Name("TfdistStampBegin").Device(tensorflow::DEVICE_CPU), Begin);
 REGISTER_KERNEL_BUILDER(Name("TfdistStamp").Device(tensorflow::DEVICE_CPU), Mark);
 REGISTER_KERNEL_BUILDER(Name("TfdistStampEnd").Device(tensorflow::DEVICE_CPU), End);
+// For a step on a GPU, whose other stamps are those of ../device_stamps: these note when the host began to hand out the
+// step, and when it had done so. On the GPU, because what goes from there to the processor waits for the GPU.
+REGISTER_KERNEL_BUILDER(Name("TfdistStampBegin").Device(tensorflow::DEVICE_GPU).HostMemory("row"), Begin);
+REGISTER_KERNEL_BUILDER(Name("TfdistStampEnd").Device(tensorflow::DEVICE_GPU).HostMemory("row"), End);
 REGISTER_KERNEL_BUILDER(Name("TfdistStampLoss").Device(tensorflow::DEVICE_CPU), Loss);
 REGISTER_KERNEL_BUILDER(Name("TfdistStampNorm").Device(tensorflow::DEVICE_CPU), Norm);
 
@@ -355,21 +359,29 @@ REGISTER_KERNEL_BUILDER(Name("TfdistStampNorm").Device(tensorflow::DEVICE_CPU), 
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 extern "C" {
 
-// Makes rows; their number.
-TFDIST_EXPORT std::int64_t tfdist_stamps_make(std::size_t rows, std::size_t width) {
+// Makes rows of which so many may be open at once; their number.
+TFDIST_EXPORT std::int64_t tfdist_stamps_make(std::size_t rows, std::size_t width, std::size_t open) {
   auto& registry = tfdist::stamps::Registry::of_process();
   const std::lock_guard<std::mutex> guard(registry.mutex);
-  registry.all.push_back(std::make_unique<tfdist::stamps::Rows>(rows, width));
+  registry.all.push_back(std::make_unique<tfdist::stamps::Rows>(rows, width, open));
   return static_cast<std::int64_t>(registry.all.size()) - 1;
 }
 
-// Copies rows, once those of steps that have ended are whole; how many have ended since they were made.
-TFDIST_EXPORT std::int64_t tfdist_stamps_read(std::int64_t number, double* into) {
+// Copies rows, once those of steps that have ended are whole or so many looks have found that they are not; how many have
+// ended since they were made.
+TFDIST_EXPORT std::int64_t tfdist_stamps_read(std::int64_t number, double* into, std::int64_t looks) {
   constexpr auto kLook = std::chrono::microseconds(200);
-  constexpr int kLooks = 5000;  // a second: the norm of the largest gradient takes less
   const tfdist::stamps::Rows& rows = *tfdist::stamps::Registry::of_process().find(number);
-  for (int look = 0; rows.pending() > 0 && look < kLooks; ++look) std::this_thread::sleep_for(kLook);
+  for (std::int64_t look = 0; rows.pending() > 0 && look < looks; ++look) std::this_thread::sleep_for(kLook);
   return rows.read(into);
+}
+
+// Write into a row from elsewhere, and leave it.
+TFDIST_EXPORT void tfdist_stamps_set(std::int64_t rows, std::int64_t number, std::size_t column, double value) {
+  tfdist::stamps::Registry::of_process().find(rows)->set(number, column, value);
+}
+TFDIST_EXPORT void tfdist_stamps_leave(std::int64_t rows, std::int64_t number) {
+  tfdist::stamps::Registry::of_process().find(rows)->leave(number);
 }
 
 // Copies the first so many slots.

@@ -16,7 +16,11 @@ namespace tfdist::stamps {
 
 class Rows {
  public:
-  Rows(std::size_t rows, std::size_t width) : width_(width), ring_(rows), values_(rows * width), open_(kOpen) {
+  static constexpr std::size_t kOpen = 64;
+
+  // `open` steps may be under way at once; on processors one or two are.
+  Rows(std::size_t rows, std::size_t width, std::size_t open = kOpen)
+      : width_(width), ring_(rows), values_(rows * width), open_(open) {
     for (Open& one : open_) one.values = std::vector<std::atomic<double>>(width);
   }
 
@@ -76,15 +80,13 @@ class Rows {
   }
 
  private:
-  static constexpr std::size_t kOpen = 64;  // steps that may be under way at once; one or two are
-
   struct Open {
     std::atomic<std::int64_t> number{-1};
     std::atomic<std::int64_t> left{0};  // who has not left; below 0 while it is not known how many there are
     std::vector<std::atomic<double>> values;
   };
 
-  Open& place(std::int64_t number) { return open_[static_cast<std::size_t>(number) % kOpen]; }
+  Open& place(std::int64_t number) { return open_[static_cast<std::size_t>(number) % open_.size()]; }
 
   void add(std::int64_t number, std::int64_t count) {
     Open& one = place(number);

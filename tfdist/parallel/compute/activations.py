@@ -1,7 +1,7 @@
-"""Activations along a mesh axis: pairs of sums and gatherings that are each other's gradients.
+"""Activations along a mesh axis: pairs of sums and gatherings, each the gradient of the other.
 
-An activation is the same on all members of an axis, or each has its part of it, or a summand. `entering` lets each
-member make something else of the same activation; its gradient is `summed`. `gathered` and `cut` are each other's
+Each member of an axis has the same activation, or a part of it, or a summand. After `entering`, each member computes
+something else from the same activation; its gradient is `summed`. `gathered` and `cut` are each other's
 gradients. Between activations in parts, `scattered` sums to parts and `collected` gathers them; these two are each
 other's gradients, and move as many bytes as the first pair.
 
@@ -20,7 +20,7 @@ from tfdist.parallel.mesh_axes import Axes
 
 @dataclass(frozen=True)
 class Along:
-    """Transfers along one axis of a mesh for one layer, whose name messages have."""
+    """The transfers along one axis of a mesh for one layer, which messages name."""
 
     axes: Axes
     axis: str
@@ -39,7 +39,7 @@ class Along:
         return self.axes.all_gather(tensor[tf.newaxis], self.axis, 0, self.label)
 
     def entering(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return a tensor that is alike on all members, of which each makes something else."""
+        """Return a tensor that is the same on all members, from which each member computes something else."""
 
         @tf.custom_gradient
         def unchanged(tensor: tf.Tensor) -> Any:
@@ -48,7 +48,7 @@ class Along:
         return unchanged(tf.convert_to_tensor(tensor))  # what was gathered from activations has a gradient of rows
 
     def summed(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return the sum of what the members have, alike on all of them."""
+        """Return the sum of the members' tensors, the same on all members."""
 
         @tf.custom_gradient
         def total(tensor: tf.Tensor) -> Any:
@@ -57,7 +57,7 @@ class Along:
         return total(tensor)
 
     def scattered(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
-        """Return this member's part along a dim of the sum of what the members have."""
+        """Return this member's part, along a dim, of the sum of the members' tensors."""
 
         @tf.custom_gradient
         def part(tensor: tf.Tensor) -> Any:
@@ -67,7 +67,7 @@ class Along:
         return part(tensor)
 
     def collected(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
-        """Return the members' parts, one behind the other along a dim, of which each makes something else."""
+        """Return the members' parts, concatenated along a dim; each member computes something else from the result."""
 
         @tf.custom_gradient
         def whole(tensor: tf.Tensor) -> Any:
@@ -77,7 +77,7 @@ class Along:
         return whole(tensor)
 
     def gathered(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
-        """Return the members' parts, one behind the other along a dim, alike on all of them."""
+        """Return the members' parts, concatenated along a dim, the same on all members."""
 
         @tf.custom_gradient
         def whole(tensor: tf.Tensor) -> Any:
@@ -86,7 +86,7 @@ class Along:
         return whole(tensor)
 
     def gathered_late(self, tensor: tf.Tensor, dim: int, source: Any) -> tf.Tensor:
-        """Return the same, which is gathered only if the step takes it."""
+        """Return the result of `gathered`, but gather only if the step reads it."""
         shape = tf.shape(tensor) * [self.size if one == dim else 1 for one in range(tensor.shape.rank)]
         static = [known and known * (self.size if one == dim else 1) for one, known in enumerate(tensor.shape)]
 
@@ -100,7 +100,7 @@ class Along:
         return whole(tensor)
 
     def cut(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
-        """Return this member's part along a dim of a tensor that is alike on all of them."""
+        """Return this member's part, along a dim, of a tensor that is the same on all members."""
 
         @tf.custom_gradient
         def part(tensor: tf.Tensor) -> Any:

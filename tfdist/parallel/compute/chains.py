@@ -1,4 +1,4 @@
-"""Graphs of models: activations between a layer by columns and the next one by rows that stay in parts."""
+"""Activations that stay in parts between a layer by columns and the next one by rows, found in models' graphs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.E
 
 
 def found(model: Any) -> keep_sharded.Kept:
-    """Find what stays in parts in a built model; nothing where its graph is unknown."""
+    """Find the activations that stay in parts in a built model; none if its graph is unknown."""
     graph = graphs.graph_of(model)
     return keep_sharded.Kept() if graph is None else among(graphs.calls(graph), graph.outputs)
 
@@ -30,7 +30,7 @@ def found(model: Any) -> keep_sharded.Kept:
 def among(
     calls: Sequence[graphs.Call], outputs: Sequence[Any], together: Callable[[Any, Any], bool] = lambda one, other: True
 ) -> keep_sharded.Kept:
-    """Find layers by columns and by rows of one axis with only elementwise layers between: those stay in parts."""
+    """Find layers by columns and by rows of one axis with only elementwise layers between, which compute in parts."""
     pairs = graphs.successors(calls, outputs)
     follows = {id(one): (one, other) for one, other in pairs if together(one, other)}
     giving: list[Any] = []
@@ -55,12 +55,12 @@ def among(
 
 
 def _looks_at_result(layer: Any) -> bool:
-    """Whether a layer adds a function of its whole result to the loss."""
+    """Return whether a layer adds a function of its whole result to the loss."""
     return getattr(layer, "activity_regularizer", None) is not None
 
 
 def is_elementwise(activation: Any) -> bool:
-    """Recognize activation functions that are known to be elementwise."""
+    """Return whether an activation function is known to be elementwise."""
     return activation is None or any(activation is known for known in _ELEMENTWISE)
 
 
@@ -70,7 +70,7 @@ def _fits(columns: Way, rows: Way) -> bool:
 
 
 def may_pass(layer: Any) -> bool:
-    """Recognize layers each element of whose result depends on one element of the input."""
+    """Return whether each element of a layer's result is known to depend on one element of the input."""
     if _looks_at_result(layer):
         return False
     if type(layer) is keras.layers.Dropout:

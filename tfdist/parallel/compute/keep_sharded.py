@@ -1,4 +1,4 @@
-"""Keep activations in parts between a layer by columns and one by rows, without gathering or cutting them.
+"""Activations that stay in parts between a layer by columns and one by rows, without being gathered or cut.
 
 Only the model or layer that computes both knows when this is possible, so it says so around its computation.
 """
@@ -14,15 +14,15 @@ from tfdist.parallel.compute.activations import Along
 
 @dataclass(frozen=True)
 class Kept:
-    """The layers that compute otherwise than alone, by what they do.
+    """The layers that compute with parts of activations around them, by what they do.
 
     Attributes:
         giving: layers that leave their result in parts.
         taking: layers that are given a part.
         entered: layers that are given the result of `Along.entering` or `Along.collected`.
         scattering: layers that sum to parts of the sequence.
-        last: layers that make results of a model, which may be gathered when they are taken.
-        between: dropout layers of parts, each with its axis and dim, counted from the last dim.
+        last: layers that make results of a model, which may be gathered when they are read.
+        between: dropout layers that are given parts, each with its axis and the cut dim, counted from the last dim.
     """
 
     giving: tuple[Any, ...] = ()
@@ -38,7 +38,7 @@ _kept: ContextVar[tuple[Kept, ...]] = ContextVar("activations that stay in parts
 
 @contextlib.contextmanager
 def keeping(kept: Kept) -> Iterator[None]:
-    """Apply this to layers that compute inside the context, in this thread."""
+    """Let layers that compute inside the context, in this thread, keep activations in parts."""
     before = _kept.set((*_kept.get(), kept))
     # they know the size of the whole, and would refuse a part
     specs = [(layer, layer.input_spec) for layer in kept.taking]
@@ -53,11 +53,11 @@ def keeping(kept: Kept) -> Iterator[None]:
 
 
 def is_among(layer: Any, field: Literal["giving", "taking", "entered", "scattering", "last"]) -> bool:
-    """Whether a layer is in this field of what is kept now."""
+    """Return whether a layer is in this field of a `Kept` that applies now."""
     return any(other is layer for one in _kept.get() for other in getattr(one, field))
 
 
 def place_between(layer: Any) -> tuple[Along, int] | None:
-    """Return along which axis, and of which dim counted from the last one, a dropout layer is given a part."""
+    """Return the transfers and the cut dim, counted from the last, of a dropout layer's input; None if it is whole."""
     places = [(along, dim) for one in _kept.get() for other, along, dim in one.between if other is layer]
     return places[0] if places else None

@@ -43,7 +43,7 @@ class Way:
 
     Attributes:
         dim: the dim in parts, of the result (columns) or the input (rows), counted from the last.
-        rank: the rank of the activation with that dim, if the layer allows only one.
+        rank: the only rank of an activation with that dim that the layer allows, or None.
         by_columns: whether each member has a part of the result, not a summand.
     """
 
@@ -54,7 +54,7 @@ class Way:
 
 
 def way_of(layer: Any) -> Way | None:
-    """Describe how a Dense or EinsumDense layer computes with its part, or return None."""
+    """Return how a Dense or EinsumDense layer computes with its part, or None if it does not."""
     if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or not _is_adapted(layer):
         return None
     found = _cut_once(keras_layers.kernel_of(layer))
@@ -73,7 +73,7 @@ def way_of(layer: Any) -> Way | None:
 
 
 def rows_of(layer: Any) -> Along | None:
-    """Return the axis along which an embedding's table is cut by its rows, or None where it is not."""
+    """Return the axis along which an embedding's table is cut by its rows, or None if it is not."""
     if not isinstance(layer, keras.layers.Embedding) or not _is_adapted(layer):
         return None
     found = _cut_once(keras_layers.table_of(layer))
@@ -246,13 +246,13 @@ def attention_call(
     return_attention_scores: bool = False,
     **options: Any,
 ) -> Any:
-    """Compute as Keras' attention does; with this process's heads alone, if all its weights are cut by heads.
+    """Compute as Keras' attention does, but only this process's heads if all its weights are cut by heads.
 
-    Shared heads of keys and values are where their heads of queries are. One sum travels in the forward pass, and one
-    for each input in the backward pass.
+    Shared heads of keys and values are on the processes of their heads of queries. One sum travels in the forward pass,
+    and one for each input in the backward pass.
 
     Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
-    2019, section 3. Their members draw dropout masks of their own; here the mask of all heads is drawn, and cut.
+    2019, section 3. There, members draw dropout masks of their own; here the mask of all heads is drawn, and cut.
     """
     key = value if key is None else key
     options["return_attention_scores"] = return_attention_scores
@@ -270,7 +270,7 @@ def attention_call(
 
 
 def along_of(layer: Any, query: Any, *others: Any, return_attention_scores: bool = False, **options: Any) -> Any:
-    """Return the axis along which an attention computes by heads when it is called so, or None where it does not."""
+    """Return the axis along which such a call of an attention layer computes by heads, or None if it does not."""
     mask = options.get("attention_mask")
     is_for_all_heads = mask is None or len(mask.shape) <= len(query.shape)
     is_plain = len(others) < 3 and is_for_all_heads and not return_attention_scores

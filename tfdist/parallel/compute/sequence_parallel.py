@@ -1,12 +1,12 @@
-"""Sequence parallelism for models with a known graph, where layouts ask for it.
+"""Sequence parallelism for models with a known graph, if layouts ask for it.
 
     layer by rows, attention, table by rows     scattered: the part of the sum
     normalisation, dropout, sums of two         of parts, with entering(weights), whose gradient is summed
     layer by columns, attention                 of collected(part), whose gradient is scattered
     any other layer                             of the whole, gathered(part); its result is cut
 
-As many bytes travel as without, and activations between take 1 / m of the memory on each of m members. Masks of dropout
-are parts of the mask of one device.
+As many bytes travel as without, and each of m members needs 1 / m of the memory for activations in between. Masks of
+dropout are parts of one device's mask.
 
 Source: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
 """
@@ -43,14 +43,14 @@ class Placing:
 
 @dataclass(frozen=True)
 class _Lying:
-    """An activation: the whole, or this member's part along an axis."""
+    """An activation in the graph: whole, or this member's part along an axis."""
 
     tensor: Any
     along: Along | None = None
 
 
 def call(model: Any, placing: Placing, *inputs: Any, **options: Any) -> Any:
-    """Compute as a Sequential or functional model does, with activations in parts where that is known to be right."""
+    """Compute as a Sequential or functional model does, with activations in parts where this is known to be right."""
     graph = graphs.graph_of(model)
     flat = keras.tree.flatten(inputs)
     is_plain = all(isinstance(one, tf.Tensor) and graphs.mask_of(one) is None for one in flat) and len(inputs) == 1
@@ -65,7 +65,7 @@ def call(model: Any, placing: Placing, *inputs: Any, **options: Any) -> Any:
 
 
 def layers_of(models: Sequence[Any]) -> list[Any]:
-    """Return the layers of which results may lie in parts: those in the graphs of models."""
+    """Return the layers in the graphs of models, whose results may be in parts."""
     found = [graphs.graph_of(model) for model in models]
     every = [one.operation for graph in found if graph is not None for one in graphs.calls(graph)]
     return [one for one in every if isinstance(one, keras.layers.Layer)]
@@ -128,7 +128,7 @@ class _Graph:
         return [_Lying(along.cut(value.tensor, SEQUENCE), along)]
 
     def _along(self, one: graphs.Call, label: str) -> Along | None:
-        """Return the axis along which a call's result is to be cut, or None: whole."""
+        """Return the axis along which a call's result is to be cut, or None if it stays whole."""
         layer = one.operation
         asked = self._placing.layouts.of(layer.path or layer.name) if isinstance(layer, keras.layers.Layer) else None
         if asked is None:
@@ -141,7 +141,7 @@ class _Graph:
         return along if along is not None and length is not None and length % along.size == 0 else None
 
     def _is_entered(self, one: graphs.Call, along: Along | None) -> bool:
-        """Whether each member makes something else of a layer's input, which has not entered yet."""
+        """Return whether members compute different things from a layer's input that has not passed `entering` yet."""
         layer = one.operation
         if not isinstance(layer, keras_layers.ATTENTIONS):
             way = way_of(layer)
@@ -166,7 +166,7 @@ class _Graph:
         return is_by_rows and _finishes_parts(layer, one.makes[0])
 
     def _by_itself(self, one: graphs.Call, along: Along) -> Any:
-        """Return this member's part of a call's result, each place of which depends on that place alone."""
+        """Return this member's part of the result of a call in which each place depends on that place alone."""
         layer, length = one.operation, _length(one.makes[0])
         rank = len(one.makes[0].shape)
         arguments, named = self._arguments(one, self._part, along)
@@ -216,7 +216,7 @@ class _Graph:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Marks an argument that is a part."""
+    """A mark on an argument that is a part."""
 
     tensor: Any
 
@@ -226,14 +226,14 @@ def _whole(value: _Lying) -> Any:
 
 
 def _given(values: Sequence[tuple[Any, Any]]) -> Any:
-    """Give weights other values in a context; without any it changes nothing, as seeds need."""
+    """Give weights other values in a context; without any values it changes nothing, as seeds need."""
     if not values:
         return contextlib.nullcontext()
     return keras.StatelessScope(state_mapping=list(values), initialize_variables=False)
 
 
 def _length(tensor: Any) -> int | None:
-    """Return the length of the sequence, or None."""
+    """Return the length of a tensor's sequence, or None if it is not known."""
     shape = tensor.shape
     return shape[SEQUENCE] if len(shape) > SEQUENCE + 1 else None
 
@@ -267,14 +267,14 @@ def _summing(layer: Any) -> tuple[Any, ...]:
 
 
 def _finishes_parts(layer: Any, result: Any) -> bool:
-    """Whether a layer's bias and activation are the same for each place of the sequence."""
+    """Return whether a layer's bias and activation are the same for each place of the sequence."""
     behind = len(result.shape) - SEQUENCE
     has_none = layer.bias is None or len(layer.bias.shape) < behind or layer.bias.shape[-behind] == 1
     return has_none and chains.is_elementwise(layer.activation) and layer.activity_regularizer is None
 
 
 def _is_by_itself(one: graphs.Call) -> bool:
-    """Whether each place of a call's result depends on that place alone, without a mask."""
+    """Return whether each place of a call's result depends on that place alone, without a mask."""
     layer, result = one.operation, one.makes[0]
     if any(len(tensor.shape) != len(result.shape) or _length(tensor) != _length(result) for tensor in one.takes):
         return False

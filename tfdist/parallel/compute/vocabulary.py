@@ -1,9 +1,9 @@
-"""Cross-entropy and accuracy from logits in parts, without gathering them.
+"""Cross-entropy and accuracy from logits in parts, computed without gathering the logits.
 
 With z the logits of an example, M_i the maximum of member i's part, t its target, the loss is
     M + log(sum_i exp(M_i - M) * sum_j exp(z_ij - M_i)) - z_t,    M = max_i M_i,
-for which each member sends three numbers: M_i, its sum and z_t, or 0 where the target is another's. The gradient of its
-part needs nothing more: softmax(z)_j, less 1 at the target.
+for which each member sends three numbers: M_i, its sum, and z_t, or 0 if the target belongs to another member. The
+gradient of its part needs nothing more: softmax(z)_j, less 1 at the target.
 
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
 2019; there the maxima and the sums are reduced one after the other, here gathered at once.
@@ -77,7 +77,7 @@ class Logits:
 
 
 def _first_largest(highest: tf.Tensor) -> tf.Tensor:
-    """Return where the first largest number along the first dim lies in the flattened tensor."""
+    """Return the index, in the flattened tensor, of the first largest number along the first dim."""
     shape = tf.shape(highest)[1:]
     count = tf.reduce_prod(shape)
     member = tf.argmax(highest, axis=0, output_type=tf.int32)

@@ -1,4 +1,4 @@
-"""Divide a model over devices: costs of layers, the best stages, and the predicted step time.
+"""The division of a model over devices: costs of layers, the best stages, and the predicted step time.
 
 Planning loads no TensorFlow; measuring a model does.
 

@@ -1,4 +1,4 @@
-"""The plans for a model that is there, and the stages that a profile gives to a pipeline."""
+"""The plans for an existing model, and the pipeline stages that a profile recommends."""
 
 import math
 import os
@@ -31,23 +31,23 @@ def plan(
     profile: Profile | None = None,
     **options: Any,
 ) -> division_plans.Report:
-    """Measure a model on this device, and return what can be done with several such devices, the best first.
+    """Measure a model on this device, and return the possible plans for several such devices, the best first.
 
-    The model is as before when it returns.
+    The model is unchanged afterwards.
 
     Args:
-        model: Sequential or functional, built, compiled.
-        batch: of a step over all devices: (x, y), (x, y, sample_weight) or x, arrays.
-        devices: how many there are.
-        memory_bytes: of each, for the model; None for no limit.
-        link: between them; 10 Gbit/s by default.
-        profile: of the model, if it was measured before; the batch is not looked at then.
+        model: a Sequential or functional model, built and compiled.
+        batch: the arrays of a step's batch over all devices: (x, y), (x, y, sample_weight) or x.
+        devices: the number of devices.
+        memory_bytes: the memory of each device for the model, in bytes; None for no limit.
+        link: the link between devices; 10 Gbit/s by default.
+        profile: a profile of the model, if it was measured before; the batch is then ignored.
         **options: ``schedule``, ``microbatches``, ``objective``, see `tfdist.parallel.partition.plans`.
     Returns:
         The report; its ``verdict()`` is a sentence, its ``best`` a plan.
     Raises:
         UnsupportedError: the model has no graph of layers.
-        ConfigError: an argument has no such value.
+        ConfigError: an argument has an invalid value.
 
     Example:
         >>> import numpy as np
@@ -75,22 +75,22 @@ def stages_by(
     schedule: str = "1f1b",
     memory_bytes: float | None = None,
 ) -> Callable[[keras.Model, int], tuple[str, ...]]:
-    """Return a function that says with which layers the stages of a model begin, as its measured costs have it.
+    """Return a function that chooses the layers with which the stages of a model begin, from measured costs.
 
-    It is what the argument ``stages`` of a pipeline takes. Every process has to have the same profile: a file, and no
-    measurement of its own.
+    Pass the function as the argument ``stages`` of a pipeline. Every process needs the same profile: read it from a
+    file; do not let each process measure its own.
 
     Args:
-        profile: of the model, or the file in which `tfdist parallel plan --save-profile` has kept it.
-        link: between stages.
-        microbatches: of the pipeline.
-        schedule: of the pipeline.
-        memory_bytes: of each device; None for no limit.
+        profile: the profile of the model, or the file that `tfdist parallel plan --save-profile` wrote.
+        link: the link between stages.
+        microbatches: the number of micro-batches of the pipeline.
+        schedule: the schedule of the pipeline.
+        memory_bytes: the memory of each device, in bytes; None for no limit.
     Returns:
         A function of the model and of a number of stages, which returns the names of the layers that begin the second
-        and later ones. It raises `ConfigError` where the profile is of another model, or no such stages fit.
+        and later stages. It raises `ConfigError` if the profile is of another model, or no such stages fit.
     Raises:
-        ConfigError: the profile is none.
+        ConfigError: the file holds no profile.
 
     Example:
         >>> stages_by("costs.json")(model, 2)                           # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""A model cut into parts: which part makes each call, what travels between parts, and where weights are."""
+"""The division of a model into parts: the calls of each part, the tensors between parts, and the places of weights."""
 
 import functools
 import inspect
@@ -34,7 +34,7 @@ class _Operation:
 
 
 class _Traced(keras.Operation):
-    """Notes the operations by which a function computes; weights are not read, and nothing is run."""
+    """An operation that notes the operations by which a function computes; it reads no weights and runs nothing."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class _Traced(keras.Operation):
 
 
 def has_named(model: keras.Model) -> bool:
-    """The model names its blocks."""
+    """Return whether the model names its blocks."""
     return hasattr(model, METHOD)
 
 
 def _graph_of_blocks(model: keras.Model) -> graphs.Functional:
-    """Return the graph of a model's blocks in a row, which computes the same; layers without weights get them."""
+    """Return a graph of a model's blocks in a row, which computes the same; it builds layers that are not built yet."""
     named = getattr(model, METHOD)
     first, *blocks = _checked(model, list(named() if callable(named) else named))
     with keras.name_scope(model.name):
@@ -132,9 +132,9 @@ class Division:
     """A Sequential or functional model, or one that names its blocks, cut into parts.
 
     Attributes:
-        calls: of the graph and of nested models, in Keras' order.
+        calls: the calls of the graph and of nested models, in Keras' order.
         outputs: the symbolic tensors that the model returns.
-        part_of: the part of each call.
+        part_of: the index of the part of each call.
     """
 
     def __init__(self, model: keras.Model, parts: int, stages: Stages = "auto") -> None:
@@ -152,11 +152,11 @@ class Division:
         return [call for _, call in self.places_of(part)]
 
     def places_of(self, part: int) -> list[tuple[int, graphs.Call]]:
-        """Return the calls of a part, in order, each with its place among all."""
+        """Return the calls of a part, in order, each with its place among all calls."""
         return [(place, call) for place, call in enumerate(self.calls) if self.part_of[place] == part]
 
     def taken_by(self, part: int) -> list[Any]:
-        """Return the symbolic tensors that a part takes from others; the last one takes what the model returns, too."""
+        """Return the symbolic tensors that a part takes from others; the last part takes the model's results, too."""
         calls = self.calls_of(part)
         made = {id(tensor) for call in calls for tensor in call.makes}
         taken = [tensor for call in calls for tensor in call.takes]
@@ -174,7 +174,7 @@ class Division:
         return list(found.values())
 
     def needs_whole_batch(self, *, losses_are_told: bool) -> str | None:
-        """Return what needs the whole batch in a forward pass, as the subject of a sentence, or None.
+        """Return the name of something that needs the whole batch in a forward pass, as a sentence's subject, or None.
 
         Statistics of a whole batch need its last example for the first result. Losses and states that a user's layer
         adds may be means, sums, or neither, which no stage can find out.
@@ -191,7 +191,7 @@ class Division:
         return None
 
     def holders(self, stages: int) -> dict[int, tuple[int, ...]]:
-        """Map each variable's identity to the stages that compute with it; unused variables are the first stage's."""
+        """Map each variable's identity to the stages that compute with it; the first stage has unused variables."""
         found: dict[int, set[int]] = {}
         for part in range(self.parts):
             for variable in self.variables_of(part):
@@ -271,7 +271,7 @@ def _places(name: str, names: Sequence[str]) -> list[int]:
 
 
 def cost_of(call: graphs.Call) -> float:
-    """Return about how long a call takes: multiplications with its weights, and the elements that it makes."""
+    """Return the approximate cost of a call: multiplications with its weights, and the elements that it makes."""
     elements = sum(_elements(tensor.shape[1:]) for tensor in call.makes)
     if not isinstance(call.operation, keras.layers.Layer):
         return elements
@@ -284,7 +284,7 @@ def cost_of(call: graphs.Call) -> float:
 
 
 def crossing(calls: Sequence[graphs.Call]) -> list[float]:
-    """Return for each call how many elements, for an example, cross a cut before it."""
+    """Return for each call the number of elements, per example, that cross a cut before it."""
     ends = {id(tensor): place for place, call in enumerate(calls) for tensor in call.takes}
     sizes = [0.0] * len(calls)
     for place, call in enumerate(calls):
@@ -295,7 +295,7 @@ def crossing(calls: Sequence[graphs.Call]) -> list[float]:
 
 
 def balanced(costs: Sequence[float], parts: int, cuts: Sequence[float] | None = None) -> list[int]:
-    """Return where parts 2, 3, ... begin, so that the dearest part is as cheap as can be.
+    """Return the places where parts 2, 3, ... begin, so that the most expensive part is as cheap as possible.
 
     Example:
         >>> balanced([1, 1, 1, 5, 1, 1], 3)

@@ -1,4 +1,4 @@
-"""The data flow of a model cut into parts: tensors, their attributes, which of them cross a cut, and their transfers.
+"""The data flow of a model cut into parts: its tensors, their attributes, and the transfers across cuts.
 
 A Keras tensor carries a mask, and the logits of which it is the softmax; layers remove or return these. So the kinds of
 layers say nothing: the forward pass is traced once, in a graph that never runs, and tensors are known by identity.
@@ -30,7 +30,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Hung:
-    """A value that hangs on another one."""
+    """A value that is an attribute of another one."""
 
     number: int
 
@@ -63,9 +63,9 @@ class Moment:
     """The values of some symbolic tensors between two calls, and their attributes then.
 
     Attributes:
-        numbers: of the value of each symbolic tensor, by identity; None: no value.
-        attributes: of each value that can be reached, by name: another value, or no tensor.
-        activations: the kind and the argument of each activation, where Keras finds its logits.
+        numbers: the number of the value of each symbolic tensor, by the tensor's identity; None: no value.
+        attributes: the attributes of each value that can be reached, by name: another value, or no tensor.
+        activations: the kind and the argument of each activation whose logits Keras finds.
     """
 
     numbers: dict[int, int | None] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class Moment:
 
     @property
     def needed(self) -> list[int]:
-        """The values of which it can be made, in rising order: in the place of an activation, what it is taken of."""
+        """The values from which this moment can be restored, ascending: for an activation, its argument."""
         return sorted(set(self.attributes) - set(self.activations))
 
     def bound(self, tensors: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Return the values of the symbolic tensors, by their identity, and all values, by number."""
+        """Return the values of the symbolic tensors, by the tensors' identity, and all values, by number."""
         made: dict[int, Any] = {}
 
         def of(number: int) -> Any:
@@ -100,9 +100,9 @@ class Flow:
     """The forward pass of a model in parts, traced for inputs of given sizes, and not run.
 
     Attributes:
-        values: by number, in the order of making.
+        values: the values by number, in the order of making.
         edges: the transfers between parts; results go to the last part.
-        results: what the model returns after all calls.
+        results: the model's results after all calls.
     """
 
     def __init__(self, model: keras.Model, division: Division, inputs: Sequence[Any], *, training: bool) -> None:
@@ -133,13 +133,13 @@ class Flow:
         return list(dict.fromkeys(edge.number for edge in self.out_of(part)))
 
     def has_gradient(self, edge: Edge) -> bool:
-        """A gradient goes back along the edge."""
+        """Return whether a gradient goes back along the edge."""
         return bool(self.values[edge.number].tensor.dtype.is_floating)
 
     def run(
         self, part: int, inputs: Sequence[Any], taken: Sequence[tf.Tensor]
     ) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Compute a part of the model; return the values of its symbolic tensors, by identity, and those by number."""
+        """Compute a part of the model; return the values of its symbolic tensors by identity, and all by number."""
         given = dict(enumerate(one for one in inputs if one is not None))
         given |= {edge.number: one for edge, one in zip(self.into(part), taken, strict=True)}
         values, numbered = self._moments[part].bound(given)
@@ -158,7 +158,7 @@ class Flow:
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
-        """Shape and dtype of each result of the model."""
+        """The shape and dtype of each result of the model."""
         numbers = [self.results.numbers[id(tensor)] for tensor in self._division.outputs]
         return [self.values[number].spec for number in numbers if number is not None]
 
@@ -172,7 +172,7 @@ class Flow:
         return [one.number if isinstance(one, Hung) else None for one in found]
 
     def needs_weights(self, number: int) -> bool:
-        """A value depends on weights, or on other variables of layers."""
+        """Return whether a value depends on weights, or on other variables of layers."""
         stand_ins = {id(one.op) for one in self._weights}
         found, left = set(), [self.values[number].tensor.op]
         while left:
@@ -315,7 +315,7 @@ def _symbolic(value: Any) -> Any:
 
 
 class Links:
-    """A stage's transfers in a step, under unique keys; nothing travels between parts of one process.
+    """The transfers of a stage in a step, under unique keys; nothing travels between parts of one process.
 
     `gradients_sent` has the operations that send gradients to other stages.
     """
@@ -328,25 +328,25 @@ class Links:
         self._kept: dict[str, tf.Tensor] = {}
 
     def send_activation(self, tensor: tf.Tensor, edge: Edge, microbatch: int) -> None:
-        """Send what one part has made to the part that takes it."""
+        """Send a tensor that one part has made to the part that takes it."""
         self._send(tensor, self._key("activation", edge, microbatch), edge.target)
 
     def take_activation(self, edge: Edge, microbatch: int, spec: tf.TensorSpec) -> tf.Tensor:
-        """Return what another part has made."""
+        """Return a tensor that another part has made."""
         return self._take(spec, self._key("activation", edge, microbatch), edge.source)
 
     def send_gradient(self, gradient: tf.Tensor, edge: Edge, microbatch: int) -> None:
-        """Send the gradient of what a part has taken back to the part that made it."""
+        """Send the gradient of a tensor that a part has taken back to the part that made the tensor."""
         sent = self._send(gradient, self._key("gradient", edge, microbatch), edge.source)
         if sent is not None:
             self.gradients_sent.append(sent)
 
     def take_gradient(self, edge: Edge, microbatch: int, spec: tf.TensorSpec) -> tf.Tensor:
-        """Return the gradient of what this part has made for another."""
+        """Return the gradient of a tensor that this part has made for another."""
         return self._take(spec, self._key("gradient", edge, microbatch), edge.target)
 
     def started(self) -> list[tf.Operation]:
-        """Return operations behind which what was sent since the last call is under way, as far as that is known."""
+        """Return operations after which all tensors sent since the last call are under way, as far as this is known."""
         started, self._started = self._started, []
         return started
 
@@ -354,7 +354,7 @@ class Links:
         return f"{self._name} {what} {edge.number} {edge.source} {edge.target} of {microbatch}"
 
     def _send(self, tensor: tf.Tensor, key: str, part: int) -> tf.Operation | None:
-        """Return the operation that sends; None where the tensor stays here."""
+        """Return the operation that sends a tensor; None if the tensor stays here."""
         stage = part % self._collective.size
         if stage == self._collective.rank:
             self._kept[key] = tensor

@@ -1,4 +1,4 @@
-"""A forward pass through a part of a model: what it is given, what it makes, and one trace for all micro-batches.
+"""A forward pass through a part of a model: its inputs, its results, and one trace for all micro-batches.
 
 Each part is a TensorFlow function, traced once for each number of examples, with its gradient. It is not inlined: a
 call begins when all its inputs are there, and ends when all is done.
@@ -17,9 +17,9 @@ class Given:
     """The inputs of a forward pass: tensors, structures of tensors, or None.
 
     Attributes:
-        taken: what other parts have made, in the order of their edges.
-        index: of the micro-batch among those of all replicas, int32 scalar.
-        weights: values in place of the part's variables; empty: those of the variables.
+        taken: the tensors that other parts have made, in the order of their edges.
+        index: the index of the micro-batch among those of all replicas, int32 scalar.
+        weights: values in place of the part's variables; empty: the values of the variables.
     """
 
     inputs: list[Any]
@@ -31,7 +31,7 @@ class Given:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """All of it."""
+        """All inputs as one nested structure."""
         return self.inputs, self.y, self.sample_weight, self.taken, self.index, self.weights
 
 
@@ -40,13 +40,13 @@ class Made:
     """The results of a forward pass.
 
     Attributes:
-        sent: each tensor for other parts once, in the order of its edges.
-        outputs: of the last part, see `Flow.outputs`.
-        loss: of the last part, the compiled loss.
-        added: the sum over examples of what layers add to the loss.
-        target: of the gradient: both, scaled and weighted.
-        states: values of the variables in `changed`, which layers have changed.
-        draws: how often each random generator was drawn from.
+        sent: the tensors for other parts, each once, in the order of the edges.
+        outputs: the outputs of the last part, see `Flow.outputs`.
+        loss: the compiled loss, in the last part.
+        added: the sum over examples of the losses that layers add.
+        target: the target of the gradient: ``loss`` and ``added``, scaled and weighted.
+        states: the values of the variables in `changed`, which layers have changed.
+        draws: the number of draws from each random generator.
     """
 
     sent: list[tf.Tensor] = field(default_factory=list)

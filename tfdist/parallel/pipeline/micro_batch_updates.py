@@ -1,7 +1,8 @@
 """Updates after each micro-batch, without a flush, and the weights of each forward pass.
 
 A stage updates its weights as soon as it has a micro-batch's gradient, while later ones are under way. Passes are given
-values of weights, so a backward pass has those of its forward pass, at the cost of memory for each version in use.
+values of weights, so a backward pass has the weights of its forward pass, at the cost of memory for each version in
+use.
 
 Sources: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019 (stashed weights);
 C.-C. Chen, C.-L. Yang, H.-Y. Cheng, "Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU
@@ -32,8 +33,8 @@ class Updates:
     def weights(self, work: Work, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Return the weights of a forward pass: the current ones, or predicted as w + s v.
 
-        s is the number of missing updates and v the momentum, the update of a step; exact where gradients stay
-        constant.
+        Here s is the number of missing updates and v the momentum, the update of a step. The prediction is exact if
+        gradients stay constant.
         """
         missing = work.microbatch - self._versions[work]
         found = []
@@ -60,7 +61,7 @@ class Updates:
 
 
 def require_possible(model: keras.Model, division: Division, schedule: Schedule, *, stages: int, replicas: int) -> None:
-    """Raise unless weights can be updated after each micro-batch, by each stage for itself."""
+    """Raise unless each stage can update its weights by itself after each micro-batch."""
     optimizer, weights = model.optimizer, model.trainable_weights
     if replicas > 1:
         raise _refused(

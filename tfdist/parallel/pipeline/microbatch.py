@@ -18,7 +18,7 @@ from tfdist.training.replica.judging import Verdict
 
 
 class MicroStep(step.Step):
-    """The step of a micro-batch: its rows are to the batch what a replica's are to the global batch."""
+    """The step of a micro-batch, whose rows are a part of the batch as a replica's are of the global batch."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MicroStep(step.Step):
         self._loss_reduction = loss_reduction
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """Return the sums over all micro-batches: of what losses divide by, or where there is one for each replica."""
+        """Return the sums over all micro-batches: of the losses' divisors, or where each replica has one."""
         if self._is_alone:
             return super().sum_in_the_middle(tensors, what=what)
         if self._known and self._known[0][0] == what:
@@ -70,12 +70,12 @@ class MicroStep(step.Step):
 
     @property
     def is_whole(self) -> bool:
-        """The micro-batch is the whole batch of the step."""
+        """Whether the micro-batch is the whole batch of the step."""
         return bool(tf.get_static_value(self.rows) == tf.get_static_value(self.global_rows))
 
 
 def needs_all(what: str) -> UnsupportedError:
-    """Return the error where something needs micro-batches that have not been computed yet."""
+    """Return an error that says that something needs micro-batches that have not been computed yet."""
     return UnsupportedError(
         f"{what} needs the whole batch in the middle of a step, and in a pipeline later micro-batches are not there "
         "yet. Pass microbatches=1 to the strategy, or use what examples have by themselves (LayerNormalization, "
@@ -87,8 +87,8 @@ class MicroBatch:
     """One micro-batch of a replica.
 
     Attributes:
-        share: its part of the examples of all replicas.
-        weight: of its loss in Keras' mean over batches.
+        share: the micro-batch's fraction of the examples of all replicas.
+        weight: the weight of the micro-batch's loss in Keras' mean over batches.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Slots of optimizers over the replicas of a stage: each replica has and updates a part of its stage's weights.
 
-Inside an update a weight is what this process has of it: the whole on its stages, no element on others. The replicas of
-a stage exchange as workers of sharded data parallelism do, in groups of their own. A slot in parts is read, saved and
-restored whole.
+Inside an update a weight has the part that this process holds: the whole on its stages, no element on others. The
+replicas of a stage exchange as workers of sharded data parallelism do, in groups of their own. A slot in parts is read,
+saved and restored whole.
 
 Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", 2020.
@@ -53,7 +53,7 @@ class StageUpdates(Updates):
     """The updates of one optimizer by the replicas of a stage, inside of `shards.updated`."""
 
     def divide(self) -> None:
-        """Note of each variable of the optimizer, which is built, which part this process updates."""
+        """Note which part of each variable of the optimizer, which is built, this process updates."""
         for variable in keras_optimizer.known_variables(self._optimizer):
             key, lying = keras_sharded.key_of(self._optimizer, variable), _lying(variable)
             if key in self._parts:  # it has its part's shape now, maybe

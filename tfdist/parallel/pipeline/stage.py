@@ -34,16 +34,17 @@ from tfdist.training.replica import batch_rows, current_step, replica_metrics, r
 
 @dataclass(frozen=True, kw_only=True)
 class Pipe:
-    """A process's place in a pipeline, and its collectives.
+    """The place of a process in a pipeline, and its collectives.
 
     Attributes:
-        everybody: of all processes.
-        traced, between: of the stages of this replica; the first under keys of the traced function.
+        everybody: the collective of all processes.
+        traced, between: the collectives of the stages of this replica; the first under keys of the traced function.
         replica, replicas: the part of a batch that this process has, and the number of parts.
-        copies, copy: processes of a stage with the same part of a batch, each with its parts of the weights.
-        schedule: of a number of micro-batches.
-        microbatches: the most into which a batch is cut.
-        devices: of each stage, where this process is alone and has all; `stages` is 1 then.
+        copies, copy: the number of processes of a stage with the same part of a batch, each with its part of the
+            weights, and the number of this process among them.
+        schedule: a function that returns the schedule of a number of micro-batches.
+        microbatches: the largest number of micro-batches in a batch.
+        devices: the device of each stage, if this process is alone and has all stages; `stages` is 1 then.
     """
 
     workers: Workers
@@ -63,7 +64,7 @@ class Pipe:
 
     @property
     def is_last(self) -> bool:
-        """The last part of the model is here."""
+        """Whether this process has the last part of the model."""
         return self.stage == self.stages - 1
 
     def order(self, schedule: Schedule) -> Sequence[Work]:
@@ -231,7 +232,7 @@ class StageStep:
     def _microbatches(
         self, data: Any, global_rows: int, *, training: bool, most: int | None = None, each_alone: bool = False
     ) -> list[MicroBatch]:
-        """Cut this replica's batch; without an example it computes with a copy of one."""
+        """Cut this replica's batch into micro-batches; a replica without examples computes with a copy of one."""
         replica_step.adapt(self._model, self._unseeded)
         for metric in getattr(keras_model.compiled_losses(self._model), "metrics", ()):
             keras_metrics.ignore_weights(metric)
@@ -298,7 +299,7 @@ class StageStep:
         return replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
 
     def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
-        """Trace a stage's passes; return their results here, and what all stages have to know."""
+        """Trace a stage's passes; return their results here, and the facts that all stages must know."""
         generators, trained = self._generators(), self._model.trainable_weights
         mine, found = [0] * (len(trained) + len(generators) + 1), None
         try:
@@ -329,7 +330,7 @@ class StageStep:
         return list(found.values())
 
     def _with_regularizers(self, found: Found, current: current_step.Step, *, with_gradients: bool = True) -> Any:
-        """Add the gradients of regularizers, and return what layers and regularizers add to the loss, times examples.
+        """Add the gradients of regularizers; return the losses that layers and regularizers add, times the examples.
 
         The first stage that has a weight computes its regularizer, once in a step.
         """
@@ -405,7 +406,7 @@ class StageStep:
                 variable.assign(value)
 
     def _apply_draws(self, told: Told) -> None:
-        """Move each generator on all stages to where a forward pass through the whole model leaves it."""
+        """Move each generator on all stages to its position after a forward pass through the whole model."""
         for generator, count in zip(self._generators(), told.draws, strict=True):
             if count:
                 state = generator.state
@@ -414,7 +415,7 @@ class StageStep:
     def _logs(
         self, data: Any, found: Found, told: Told, totals: replica_metrics.Totals, microbatches: list[MicroBatch]
     ) -> Any:
-        """Return the metrics over all examples, which the last stage counts and all are told."""
+        """Return the metrics over all examples, which the last stage computes and sends to all."""
         if told.adds:
             own = tf.zeros([], keras.backend.floatx()) if found.added is None else found.added
             (added,) = self._pipe.sums([own], "what layers add to the loss")

@@ -1,4 +1,4 @@
-"""Gradients of a stage's weights, added up over micro-batches, as one device has them of the whole batch."""
+"""Gradients of a stage's weights, added up over micro-batches, equal to one device's gradients of the whole batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 class Accumulated:
     """The sum over micro-batches of the gradient of one weight.
 
-    Rows of a lookup stay apart, in the order of the micro-batches. Rows that do not come from examples (positions) are
-    summed place by place, and those with distinct indices in a micro-batch by index.
+    Rows of a lookup stay separate, in the order of the micro-batches. Rows that do not come from examples (positions)
+    are summed place by place, and those with distinct indices in a micro-batch by index.
     """
 
     def __init__(self, kinds: dict[tuple[int, int], RowKind] | None = None) -> None:
@@ -22,7 +22,7 @@ class Accumulated:
         self._rows: dict[int, list[tuple[tf.IndexedSlices, list[tuple[tf.Tensor, RowKind]]]]] = {}
 
     def add(self, gradient: Any, microbatch: int, examples: int) -> None:
-        """Add the gradient of a micro-batch of so many examples; None adds nothing."""
+        """Add the gradient of a micro-batch with this number of examples; None adds nothing."""
         if isinstance(gradient, tf.IndexedSlices):
             own = self._rows.setdefault(microbatch, [])
             parts = []
@@ -36,7 +36,7 @@ class Accumulated:
             self._dense = gradient if self._dense is None else self._dense + gradient
 
     def result(self) -> Any:
-        """Return the sum: a tensor, `tf.IndexedSlices`, or None where there was none."""
+        """Return the sum: a tensor, `tf.IndexedSlices`, or None if there was no gradient."""
         if not self._rows:
             return self._dense
         rows = self._joined()
@@ -84,17 +84,17 @@ def _pieces(
 
 
 def made_in_order(gradients: list[Any]) -> list[Any]:
-    """Return gradients that are made from the last to the first.
+    """Return gradients that are computed from the last to the first.
 
-    Buckets fill in that order, which has to be the same on replicas with other numbers of micro-batches.
+    Buckets fill in that order, which must be the same on replicas with different numbers of micro-batches.
     """
     return [None if one is None else _again(one) for one in reversed(gradients)][::-1]
 
 
 def behind(sent: list[tf.Operation], gradients: list[Any]) -> list[Any]:
-    """Return gradients that wait until everything is sent that other stages need.
+    """Return gradients that wait until all tensors that other stages need are sent.
 
-    Otherwise a busy processor may update the last layers' weights before it computes what the stage sends.
+    Otherwise a busy processor may update the last layers' weights before it computes the tensors that the stage sends.
     """
     with tf.control_dependencies(sent):
         return [None if one is None else _again(one) for one in gradients]

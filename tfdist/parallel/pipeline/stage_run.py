@@ -1,8 +1,8 @@
-"""A stage's part of one step: the work of a schedule, in that order.
+"""The part of a stage in one step: the work of a schedule, in that order.
 
-TensorFlow runs an operation as soon as it can, so control dependencies order the work. A pass begins when the one
-before has ended and its sends are under way; else these would wait for a free thread until this pass ends. A pass's
-inputs are asked for one pass ahead. Each part is traced once (`forward_pass`); a single micro-batch is computed in the
+TensorFlow runs an operation as soon as it can, so control dependencies order the work. A pass begins when the previous
+one has ended and its sends are under way; else these would wait for a free thread until this pass ends. A pass's inputs
+are requested one pass ahead. Each part is traced once (`forward_pass`); a single micro-batch is computed in the
 graph itself, where losses and layers may sum over replicas.
 """
 
@@ -50,12 +50,12 @@ class Found:
     """The results of a step's passes on this stage.
 
     Attributes:
-        gradients: of this stage's trainable variables, by identity.
-        states: of changed variables, by identity: the variable, and the weighted sum over micro-batches (floats) or the
-            first value.
-        outputs: of the last part, the flat results of each micro-batch.
-        added: the sum over examples of what layers add to the loss, or None.
-        draws: of one forward pass, for each random generator.
+        gradients: the gradients of this stage's trainable variables, by the variables' identity.
+        states: the changed variables, by identity: the variable, and the weighted sum over micro-batches (floats) or
+            the first value.
+        outputs: the flat results of each micro-batch, in the last part.
+        added: the sum over examples of the losses that layers add, or None.
+        draws: the number of draws in one forward pass, for each random generator.
     """
 
     gradients: dict[int, Accumulated] = field(default_factory=dict)
@@ -105,13 +105,13 @@ class Run:
         self.found = Found()
 
     def train(self, order: Sequence[Work]) -> Found:
-        """Do forward and backward passes in order."""
+        """Run forward and backward passes in order."""
         self._in_order(order, lambda work: self._forward(work) if work.kind == "forward" else self._backward(work))
         self.found.gradients_sent = self._links.gradients_sent
         return self.found
 
     def predict(self, order: Sequence[Work], *, with_loss: bool) -> Found:
-        """Do forward passes in order, and keep nothing for backward passes."""
+        """Run forward passes in order, and keep nothing for backward passes."""
 
         def forward(work: Work) -> list[Any]:
             passed = self._computed(work, self._given(work), with_tape=False, with_loss=with_loss)
@@ -257,7 +257,7 @@ class Run:
         return Made(sent, outputs, loss, added, target, states, changed, dict(current.draws))
 
     def _note(self, work: Work, made: Made) -> None:
-        """Note the results of a pass for the whole step; not where it is computed a second time."""
+        """Record the results of a pass for the whole step, unless the pass is a recomputation."""
         microbatch = self._microbatches[work.microbatch]
         if made.outputs:
             self.found.outputs[work.microbatch] = made.outputs
@@ -278,7 +278,7 @@ class Run:
                 self.found.draws[key] = self.found.draws.get(key, 0) + count
 
     def _changed(self, scope: keras.StatelessScope, part: int, given: dict[int, tf.Tensor]) -> list[keras.Variable]:
-        """Return the variables that layers have changed, without those of generators."""
+        """Return the variables that layers have changed, except those of generators."""
         own = self._division.variables_of(part)
         changed = [one for one in own if scope.get_current_value(one) is not given.get(id(one))]
         trained = {id(one) for one in self._weights[part]}
@@ -294,7 +294,7 @@ class Run:
         return [one for one in changed if id(one) not in self._seeds]
 
     def _note_state(self, variable: keras.Variable, value: tf.Tensor, microbatch: MicroBatch) -> None:
-        """Take what a layer has changed: each micro-batch begins with what the step has begun with."""
+        """Record a variable that a layer has changed; each micro-batch begins with the step's first value."""
         if not tf.as_dtype(variable.dtype).is_floating:
             self.found.states.setdefault(id(variable), (variable, value))
             return
@@ -304,7 +304,7 @@ class Run:
         self.found.states[id(variable)] = (variable, summed)
 
     def _beginnings(self, part: int) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Move the generator that all layers share to where this part begins."""
+        """Move the generator that all layers share to its position at the beginning of this part."""
         if part == 0:
             return []
         state = self._unseeded.state
@@ -340,5 +340,5 @@ def _of_shape(gradient: Any, weight: keras.Variable) -> Any:
 
 
 def local(model: keras.Model) -> AbstractContextManager[None]:
-    """Return a context in which the weights of a model are what this stage has of them, in parts or whole."""
+    """Return a context in which the weights of a model are the parts that this stage holds, cut or whole."""
     return sharded_variable.local([*model.weights], once=True)

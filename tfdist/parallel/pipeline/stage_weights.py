@@ -20,7 +20,7 @@ PIPELINE = "pipeline"
 
 
 class StageLayout(PartLayout):
-    """The layout of a weight that some stages have, a `compat.tensorflow.meshes.sharded_variable.Layout`."""
+    """The layout of a weight on the stages that have it, a `compat.tensorflow.meshes.sharded_variable.Layout`."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class StageLayout(PartLayout):
 
     @property
     def within(self) -> MeshLayout | None:
-        """The layout of this process's part within its stage's; None: the process has all of it."""
+        """The layout of this process's part within its stage's part; None: the process has all of it."""
         return self._within if self.is_held else None
 
     @property
     def is_kept(self) -> bool:
-        """This process keeps all that it had before settling."""
+        """Whether this process keeps all that it had before settling."""
         return self.is_held and self.device is None
 
     def kept(self, part: tf.Tensor) -> tf.Tensor:
-        """Select what this process keeps of what it had before settling."""
+        """Select the elements that this process keeps of those that it had before settling."""
         return part if self.is_held else tf.reshape(part, [-1])[:0]
 
     @cached_property
@@ -67,12 +67,12 @@ class StageLayout(PartLayout):
 
     @property
     def is_settled(self) -> bool:
-        """The stages that have it are known."""
+        """Whether it is known which stages have the weight."""
         return self.holders is not None
 
     @property
     def is_held(self) -> bool:
-        """This process has it; all processes do before settling."""
+        """Whether this process has the weight; all processes do before settling."""
         return self.holders is None or self._along.rank in self.holders
 
     @property
@@ -81,17 +81,17 @@ class StageLayout(PartLayout):
 
     @property
     def counts(self) -> bool:
-        """It counts here in sums over stages, where several have it."""
+        """Whether the weight counts here in sums over stages, if several have it."""
         return self.holders is None or self._along.rank == self.holders[0]
 
     @property
     def is_first(self) -> bool:
-        """No process before this one has the same part."""
+        """Whether no process before this one has the same part."""
         return self.is_first_in_replica and self._is_first_replica
 
     @property
     def is_first_in_replica(self) -> bool:
-        """No process of this replica before this one has the same part."""
+        """Whether no process of this replica before this one has the same part."""
         return self.is_held and self.counts and self._is_first_of_copies
 
     @property
@@ -100,22 +100,22 @@ class StageLayout(PartLayout):
 
     @property
     def layout(self) -> tuple[str | None, ...]:
-        """Of what a stage has."""
+        """The layout of the part that a stage has."""
         return (None,) * len(self.shape) if self._within is None else self._within.layout
 
     @property
     def held_shape(self) -> tuple[int, ...]:
-        """The shape of what a process at this place of a stage has that computes with the weight."""
+        """The shape of the part on a process, at this place of a stage, that computes with the weight."""
         return self.shape if self._within is None else self._within.local_shape
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of what this process has."""
+        """The shape of the part that this process has."""
         return self.held_shape if self.is_held else (0,)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Of what this process has, in the whole."""
+        """The bounds, in the whole, of the part that this process has."""
         return tuple((0, size) for size in self.local_shape) if self.within is None else self.within.bounds
 
     def read(self, variable: Any) -> tf.Tensor:
@@ -125,7 +125,7 @@ class StageLayout(PartLayout):
         return self.told(part if self.within is None else self.within.gather(part))
 
     def told(self, value: tf.Tensor) -> tf.Tensor:
-        """Return the weight, which the first stage that has it tells the others, given what this stage has."""
+        """Return the weight, which the first stage that has it sends to the others, given the part of this stage."""
         if self.holders is None or len(self.holders) == self._along.size:
             return value
 
@@ -199,7 +199,7 @@ class SlotLayout(PartLayout):
 
     @property
     def within(self) -> MeshLayout | None:
-        """The layout of this process's part within its stage's; None: Keras sees only what this process has."""
+        """The layout of this process's part within its stage's part; None: Keras sees only what this process has."""
         return None if self.is_settled else self._weight.within
 
     #: a stretch is less
@@ -215,14 +215,14 @@ class SlotLayout(PartLayout):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of what this process has."""
+        """The shape of the part that this process has."""
         if not self.is_settled:
             return self._weight.local_shape
         return self.stretch.shape if self.is_held else (0,)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Of what this process and the other replicas have, in the whole; where that is the whole, of its elements."""
+        """The bounds, in the whole, of the stage's part; if that is the whole, of this process's flat elements."""
         if self._weight.within is not None:
             return self._weight.within.bounds
         return (self.stretch.bounds if self.is_held else (0, 0),)
@@ -237,7 +237,7 @@ class SlotLayout(PartLayout):
         return self.gather(variable.read_value())
 
     def gather(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the whole: replicas of a stage put it together, and the first stage that has it tells the others."""
+        """Return the whole: a stage's replicas join their parts, and the first stage that has it sends it to others."""
         if self.is_settled and self.is_held:
             what = f"the gathering of slots of {self._weight.label}"
             rows = self.mesh_axes.all_gather(self.stretch.padded(part), DATA, 0, what)

@@ -1,7 +1,7 @@
-"""Figures of a whole batch that losses, metrics and states need, before its first micro-batch is computed.
+"""Figures of a whole batch that losses, metrics and states need before its first micro-batch is computed.
 
-A loss with a mask or weights is divided by what the whole batch has of them, while the first gradient is taken before
-the last micro-batch is computed. These divisors depend only on targets, weights, and the mask of the results, which
+A loss with a mask or weights is divided by a sum over the whole batch, while the first gradient is taken before the
+last micro-batch is computed. These divisors depend only on targets, weights, and the mask of the results, which
 follows from the input. So the last stage computes them first.
 
 A user's loss may compare examples, and no stage has the whole batch and the loss at the first micro-batch. So every
@@ -35,7 +35,7 @@ _TOLERANCE = 1e-4
 
 
 class Counting(current_step.Step):
-    """A step in which losses are asked what they divide by, and nothing else is computed."""
+    """A step that records the divisors that losses ask for, and computes nothing else."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -61,7 +61,7 @@ def divisors(
 
 
 def with_masks(outputs: Sequence[tf.Tensor], flow: Flow, inputs: Sequence[Any]) -> list[tf.Tensor]:
-    """Give tensors that stand for what a model returns the masks of that, and return them."""
+    """Return tensors that stand for a model's results, with the masks of those results."""
     masks: dict[int | None, Any] = {None: None}
     for number in {*flow.masks} - {None}:
         assert number is not None
@@ -78,7 +78,7 @@ def with_masks(outputs: Sequence[tf.Tensor], flow: Flow, inputs: Sequence[Any]) 
 
 
 def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
-    """Return the names of those losses that make a value of several examples of a batch."""
+    """Return the names of the losses that compute one value from several examples of a batch."""
     container = keras_model.compiled_losses(model)
     if container is None:
         return []
@@ -94,7 +94,7 @@ def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
 
 
 def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
-    """Return rules by which metrics of the user's are given the rows of all replicas of the last stage."""
+    """Return rules by which a user's metrics are given the rows of all replicas of the last stage."""
     if replicas == 1:
         return Rules()
     every = keras_model.metrics(model)
@@ -104,7 +104,7 @@ def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
 
 
 def require_known_states(model: keras.Model, changed: Sequence[keras.Variable], replicas: int) -> None:
-    """Raise if layers of the user's have changed states of which several replicas have parts."""
+    """Raise if a user's layers have changed states of which several replicas have parts."""
     of_users = keras_variables.states_of_users(model) if replicas > 1 else set()
     for variable in changed:
         if id(variable) in of_users:
@@ -133,7 +133,7 @@ def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:
 
 
 def _like(spec: Any, random: np.random.Generator) -> np.ndarray:
-    """Make positive numbers, or zeros and ones, in the shape of rows."""
+    """Return random positive numbers, or zeros and ones, in the shape of rows."""
     shape = [_ROWS, *(size or 3 for size in spec.shape[1:])]
     dtype = tf.as_dtype(spec.dtype)
     numbers = random.uniform(0.1, 0.9, shape) if dtype.is_floating else random.integers(0, 2, shape)

@@ -1,8 +1,8 @@
 """Devices and links by name, from their vendors' data sheets. Loads no TensorFlow.
 
-Peaks are of dense matrices: data sheets that print figures with sparsity count twice as much. float32 is TF32 where
+Peaks are those of dense matrices; figures with sparsity in data sheets are twice as high. float32 is TF32 where
 the device has it, which TensorFlow uses by default. `EFFICIENCY` is the part of a peak that training is predicted to
-attain; what it attains depends on the model, so a device has the range that was published.
+attain. The attained part depends on the model, so a device has the range that was published.
 """
 
 import re
@@ -22,14 +22,15 @@ _PUBLISHED = 0.15, 0.52
 
 @dataclass(frozen=True)
 class Device:
-    """A device as its data sheet has it.
+    """A device, as described by its data sheet.
 
     Attributes:
-        float32: operations in a second.
-        mixed: the same with 16-bit numbers.
-        memory_gb: of the device, in 10^9 bytes.
+        float32: the peak in operations per second, with 32-bit numbers.
+        mixed: the peak in operations per second, with 16-bit numbers.
+        memory_gb: the memory of the device, in 10^9 bytes.
         source: the data sheet.
-        float32_attained, mixed_attained: the least and the largest part of the peak that training is known to attain.
+        float32_attained, mixed_attained: the smallest and the largest part of the peak that training is known to
+            attain.
     """
 
     float32: float
@@ -59,12 +60,12 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class KnownLink:
-    """A link in one direction.
+    """A known link, in one direction.
 
     Attributes:
-        gigabytes: in a second, that are attained of the data sheet's rate.
-        microseconds: of a message.
-        source: where the rate is from, and which part of it is counted.
+        gigabytes: the attained rate, in 10^9 bytes per second.
+        microseconds: the latency of a message.
+        source: the source of the rate, and the part of it that is counted.
     """
 
     gigabytes: float
@@ -83,7 +84,7 @@ LINKS = {
 
 
 def link_of(text: str) -> Link:
-    """Return the link that a text means: a name, or a rate; a latency in milliseconds may follow.
+    """Return the link that a text describes: a name or a rate, perhaps followed by a latency in milliseconds.
 
     Example:
         >>> link_of("nvlink4").bytes_per_second, link_of("10gbit:0.2").latency_seconds
@@ -112,10 +113,10 @@ def link_of(text: str) -> Link:
 
 
 def device_of(text: str, *, here: float | None, precision: str = "float32") -> DeviceKind:
-    """Return the device that a text means, beside the one on which the profile was measured.
+    """Return the device that a text describes, relative to the one on which the profile was measured.
 
-    A name of `DEVICES` is compared by its peak with the operations in a second that matrices attain here; 12x is twelve
-    times as fast as here.
+    The peak of a device in `DEVICES` is compared with the operations per second that matrices attain here; 12x is
+    twelve times as fast as here.
 
     Example:
         >>> device_of("2x", here=None).speed, round(device_of("h100", here=50e9).speed)
@@ -147,7 +148,7 @@ def device_of(text: str, *, here: float | None, precision: str = "float32") -> D
 
 
 def attained(text: str, *, precision: str = "float32") -> tuple[float, float]:
-    """Return how slow and how fast a device may be, as parts of the speed that `device_of` gives it.
+    """Return the lowest and the highest speed of a device, as parts of the speed that `device_of` gives it.
 
     Example:
         >>> attained("here"), [round(one, 2) for one in attained("h100")]

@@ -1,4 +1,4 @@
-"""Events in the order of their times: the clock of simulations. Loads no TensorFlow."""
+"""A queue of events in the order of their times: the clock of simulations. Loads no TensorFlow."""
 
 import heapq
 import itertools
@@ -11,7 +11,7 @@ _Event = TypeVar("_Event")
 
 
 class EventQueue(Generic[_Event]):
-    """A heap of events. Those of one moment come in the order in which they were put.
+    """A heap of events. Events of one moment come in the order in which they were put.
 
     Example:
         >>> queue = EventQueue()
@@ -42,7 +42,7 @@ class EventQueue(Generic[_Event]):
 
 
 class Message(NamedTuple):
-    """A part of a sum on its way to the next member of a ring, which adds it or keeps it."""
+    """A message: a part of a sum on its way to the next member of a ring, which adds it or keeps it."""
 
     sender: int
     turn: int
@@ -51,10 +51,10 @@ class Message(NamedTuple):
 
 
 def ring_messages(link: Link, size: float, begins: Sequence[float]) -> list[Message]:
-    """Return the messages of a ring that adds up so many bytes of each member; members begin at these times.
+    """Return the messages of a ring that reduces this many bytes of each member; members begin at these times.
 
     In each of 2 (n - 1) turns a member sends one of n parts, as soon as it has the part of the turn before and has sent
-    its own. Its last message ends the sum: 2 (n - 1) (latency + size / n rate) after the last member's begin.
+    its own. Its last message ends the sum: 2 (n - 1) (latency + size / n rate) after the last member begins.
 
     Example:
         >>> line = Link(latency_seconds=0.0, bytes_per_second=3.0)

@@ -1,4 +1,4 @@
-"""Hosts with several devices each, and the links between and inside of them. Loads no TensorFlow."""
+"""Hosts with several devices each, and the links between and inside them. Loads no TensorFlow."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ class HostNetwork:
     """The links of a job.
 
     Attributes:
-        link: between hosts; all devices of a host share it.
-        per_host: devices of a host.
-        inside: between devices of a host; as between hosts if there is none.
-        has_trees: whether small sums take a tree, as NCCL's do, where that is shorter than a ring.
+        link: the link between hosts; all devices of a host share it.
+        per_host: the number of devices of a host.
+        inside: the link between devices of a host; None: the same as between hosts.
+        has_trees: whether sums use a tree, as in NCCL, if it takes less time than a ring.
 
     Example:
         >>> network = HostNetwork(link=Link.parse("8gbit", delay_ms=0.0))
@@ -32,19 +32,20 @@ class HostNetwork:
         validation.integer("per_host", self.per_host, minimum=1)
 
     def hosts(self, devices: int) -> int:
-        """Return how many hosts so many devices take."""
+        """Return the number of hosts for this many devices."""
         return math.ceil(devices / self.per_host)
 
     def is_local(self, devices: int) -> bool:
-        """Whether the processors that compute also copy everything that so many devices exchange."""
+        """Return whether the processors that compute also copy everything that this many devices exchange."""
         if self.hosts(devices) == 1 and self.inside is not None:
             return self.inside.is_local
         return self.link.is_local
 
     def all_reduce_seconds(self, size: float, devices: int) -> float:
-        """Return the seconds in which so many bytes of each device are added up.
+        """Return the seconds of an all_reduce of this many bytes on each device.
 
-        Each host reduces to parts, equal places of all hosts add up their part, and each host gathers the sums.
+        Each host reduces to parts, devices in equal places of all hosts reduce their part, and each host gathers the
+        sums.
         """
         if devices == 1 or not size:
             return 0.0
@@ -54,7 +55,7 @@ class HostNetwork:
         return within + self._between(size, self.hosts(devices))
 
     def send_seconds(self, size: float) -> float:
-        """Return the seconds until so many bytes have come from another host."""
+        """Return the seconds until this many bytes have arrived from another host."""
         return self.link.send_seconds(size)
 
     def _between(self, size: float, members: int) -> float:
@@ -63,10 +64,10 @@ class HostNetwork:
 
 
 def _tree_seconds(link: Link, size: float, members: int) -> float:
-    """Two binary trees, each with half of the bytes in pieces, up and down; a piece's latency counts once for a level.
+    """Return the seconds of two binary trees, each with half of the bytes in pieces, up and down the levels.
 
-    Source: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-    2009; in NCCL since 2.4.
+    The latency of a piece counts once for each level. Source: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms
+    for full bandwidth broadcast, reduction and scan", 2009; in NCCL since 2.4.
     """
     if members == 1:
         return 0.0

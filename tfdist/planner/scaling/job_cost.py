@@ -1,4 +1,4 @@
-"""The cost of a whole training, by its steps: hours, price, saves and failures. Loads no TensorFlow."""
+"""The cost of a whole training, from its steps: hours, price, saves and failures. Loads no TensorFlow."""
 
 import math
 import re
@@ -15,7 +15,7 @@ LEAST_USEFUL = 0.01
 
 
 def as_seconds(text: str, *, name: str) -> float:
-    """Return the seconds of a time such as 90s, 15m, 4h or 2d.
+    """Parse a time such as 90s, 15m, 4h or 2d; return seconds.
 
     Example:
         >>> as_seconds("1.5h", name="--deadline")
@@ -33,8 +33,8 @@ class Price:
 
     Attributes:
         hourly: the price of a device for an hour.
-        factor: the factor of that price: 1 on demand, less for capacity that may be taken away.
-        failures: the failures of one device; None: none.
+        factor: the factor of that price: 1 on demand, less for spot capacity.
+        failures: the failures of one device; None if it never fails.
     """
 
     hourly: float = 0.0
@@ -50,10 +50,10 @@ class Price:
         """Make the price that a text describes, such as 0.6:mtbf=4h,restart=3m,shape=0.8.
 
         Args:
-            text: the part of the price, and how capacity is taken away.
-            hourly: the price on demand, for an hour.
+            text: the factor of the price, and the failures.
+            hourly: the price on demand for an hour.
         Returns:
-            The price of capacity that may be taken away.
+            The price of spot capacity.
         Raises:
             ConfigError: the text describes no price.
 
@@ -82,13 +82,13 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A whole training.
+    """The cost of a whole training.
 
     Attributes:
-        seconds: of training, with saves, and what failures repeat.
-        price: of all devices in that time.
-        useful: the part of the time that is training and is kept.
-        interval_seconds: of training between two saves; None where nothing fails.
+        seconds: the time of training, with saves and the steps that failures repeat.
+        price: the price of all devices for that time.
+        useful: the part of the time that is training whose result is kept.
+        interval_seconds: the time of training between two saves; None if nothing fails.
     """
 
     seconds: float
@@ -98,7 +98,7 @@ class Cost:
 
 
 def cost(training_seconds: float, devices: int, price: Price, *, save_seconds: float = 1.0) -> Cost:
-    """Return the cost of a training that takes so long if nothing fails.
+    """Return the cost of a training that takes this many seconds if nothing fails.
 
     Example:
         >>> cost(100 * 3600.0, 8, Price(hourly=2.0)).price
@@ -120,9 +120,9 @@ def cost(training_seconds: float, devices: int, price: Price, *, save_seconds: f
 
 
 def more_examples(batch: float, of: float, noise_scale: float | None) -> float:
-    """Return the factor by which one batch size needs more examples than another one for the same loss.
+    """Return the factor by which one batch size needs more examples than another to reach the same loss.
 
-    (1 + batch / scale) / (1 + of / scale), with a learning rate tuned for each (McCandlish et al., 2018).
+    It is (1 + batch / scale) / (1 + of / scale), with a learning rate tuned for each (McCandlish et al., 2018).
 
     Example:
         >>> more_examples(2000, 1000, 1000.0), more_examples(2000, 1000, None)

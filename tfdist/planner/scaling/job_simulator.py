@@ -1,8 +1,9 @@
-"""Simulate a job step by step: workers that vary, failures, spot machines that come and go. Loads no TensorFlow.
+"""The simulation of a job step by step: workers that vary, failures, spot machines that come and go. No TensorFlow.
 
 Workers that are alike are columns of an array: a block of steps is one draw of numbers, and a sum over workers begins
-when the last of them is ready. That is exact for a ring: in `ring_messages` every member ends at the same distance from
-the last one's begin. Failures, returns and saves are events of a queue, between which blocks of steps go on.
+    when the last of them is ready. This is exact for a ring: in `ring_messages`, every member ends at the same time
+    after the last member has begun. Failures, returns and saves are events of a queue, between which blocks of steps go
+    on.
 """
 
 import dataclasses
@@ -29,8 +30,8 @@ class Scenario:
     Attributes:
         steps: the number of steps to train.
         seed: the seed of all random numbers.
-        slow: worker -> the factor by which it is slower.
-        failures: the failures of one worker; None: none.
+        slow: number of a worker -> the factor by which it is slower.
+        failures: the failures of one worker; None if it never fails.
         save_seconds: the time that a save takes.
         interval_seconds: the time of training between two saves; infinite: no saves.
         least: the number of workers with which the job goes on while others are away; by default all.
@@ -64,9 +65,9 @@ class Simulated:
         failures: the number of failures that ended a start.
         repeated: the number of steps that were computed again.
         saves: the number of saves.
-        worker_seconds: the time of all workers that were there, added up, for the price.
-        waited: the part of workers' time in which they wait for the last one.
-        is_finished: whether all steps were done; False where failures leave no time.
+        worker_seconds: the time of all present workers, added up, for the price.
+        waited: the part of the workers' time in which they wait for the last one.
+        is_finished: whether all steps were done; False if failures leave no time.
     """
 
     seconds: float
@@ -80,7 +81,7 @@ class Simulated:
 
 
 class StepModel:
-    """The lengths of steps of a job, given by how much each worker's computing differs."""
+    """The lengths of a job's steps, given the differences between workers' computing times."""
 
     def __init__(self, job: Job, slow: dict[int, float]) -> None:
         self.job = job
@@ -104,7 +105,7 @@ class StepModel:
         self.gathered = job.gathering_seconds() if job.method == "sharded" and overlaps else 0.0
 
     def computing(self, draw: np.random.Generator, steps: int) -> np.ndarray:
-        """Draw by what factor each worker computes longer than the mean one, for some steps."""
+        """Draw the factor by which each worker's computing exceeds the mean, ``[steps, workers]``."""
         if not self.job.noise:
             return np.broadcast_to(self.factors, (steps, len(self.factors)))
         noise = 1 + self.job.noise * draw.standard_normal((steps, len(self.factors)))
@@ -123,7 +124,7 @@ class StepModel:
         return np.maximum(end, self.compute * last) + self.gathered + self._rest
 
     def _meeting_seldom(self, factors: np.ndarray) -> np.ndarray:
-        """Workers add up their own steps until they meet; each step of a turn counts as its part."""
+        """Return the lengths of steps of workers that meet every few steps; each step is its part of a turn."""
         every = self.job.every
         found = np.empty(len(factors))
         for begin in range(0, len(factors), every):
@@ -133,7 +134,7 @@ class StepModel:
 
 
 def simulate(job: Job, scenario: Scenario) -> Simulated:
-    """Return what happens to a job.
+    """Simulate a job.
 
     Example:
         >>> from tfdist.planner.layer_profile import LayerProfile, Profile
@@ -279,7 +280,7 @@ class _Run:
 
 
 def _served(job: Job, scenario: Scenario) -> Simulated:
-    """Workers take weights, compute and send gradients on their own; servers apply one update after the other."""
+    """Simulate parameter servers: each worker goes on by itself, and servers apply one update after the other."""
     size, link = job.profile.parameter_bytes, job.network.link
     steps = min(scenario.steps, max(_MOST_UPDATES // job.workers, 1))
     draw = np.random.default_rng(scenario.seed)

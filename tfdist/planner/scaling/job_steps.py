@@ -1,8 +1,8 @@
-"""Predict the step of a job by its method and number of workers, term by term. Loads no TensorFlow.
+"""The prediction of a job's step from its method and number of workers, term by term. Loads no TensorFlow.
 
-Data parallelism: the gradients of layers fill buckets in the order of the backward pass, and the network adds up one
-bucket after the other, each as soon as it is full. What goes on after the backward pass is the term `reduction`.
-Workers wait for the last of them, which is later the more there are: the term `stragglers`.
+In data parallelism, the gradients of layers fill buckets in the order of the backward pass, and the network reduces one
+bucket after the other, each as soon as it is full. The reduction that remains after the backward pass is the term
+`reduction`. Workers wait for the last of them, which is later the more there are: the term `stragglers`.
 """
 
 import dataclasses
@@ -33,18 +33,18 @@ _SHORTEST = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The step of a job, in seconds of each term; for a parameter server's job of one step of each worker.
+    """The step of a job, in seconds for each term; with parameter servers, one step of each worker.
 
     Attributes:
-        compute: the forward and backward pass.
-        stragglers: waiting for the last worker.
-        bubble: waiting for other stages.
-        communication: between stages, or with servers.
-        reduction: of gradients or weights between workers, after the backward pass.
-        codec: compressing.
-        update: of the optimizer.
-        fixed: of a step beside all of that.
-        hidden: communication behind the backward pass; no part of the step.
+        compute: the time of the forward and backward pass.
+        stragglers: the wait for the last worker.
+        bubble: the wait for other stages.
+        communication: the communication between stages, or with servers.
+        reduction: the reduction of gradients or weights between workers, after the backward pass.
+        codec: the compression of gradients.
+        update: the optimizer's update.
+        fixed: the rest of a step.
+        hidden: the communication that overlaps with the backward pass; not a part of the step.
     """
 
     compute: float = 0.0
@@ -70,22 +70,22 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model that is trained in one way by some workers.
+    """A job: a model that some workers train with one method.
 
     Attributes:
-        profile: of the model.
-        network: between workers.
-        device: of each worker; its count does not matter.
-        method: one of `METHODS`.
-        workers: with a device each.
-        batch: examples of a step over all workers; by default the profile's.
-        noise: standard deviation of a worker's computing time, as a part of it.
-        bucket_bytes: of gradients that travel together.
-        every: steps between two means of the weights (local-sgd).
-        servers: how many hold the weights (parameter-server).
-        rank: of the factors (powersgd).
-        codec_seconds: to compress and restore a layer's gradients, whatever their size (powersgd).
-        codec_seconds_per_byte: and for each byte of them.
+        profile: the profile of the model.
+        network: the network between workers.
+        device: the device of each worker; its count does not matter.
+        method: the method, one of `METHODS`.
+        workers: the number of workers, with one device each.
+        batch: the number of examples in a step over all workers; by default that of the profile.
+        noise: the standard deviation of a worker's computing time, relative to that time.
+        bucket_bytes: the size in bytes of a bucket of gradients.
+        every: the number of steps between two means of the weights (local-sgd).
+        servers: the number of servers that hold the weights (parameter-server).
+        rank: the rank of the factors (powersgd).
+        codec_seconds: the fixed time to compress and restore a layer's gradients (powersgd).
+        codec_seconds_per_byte: the additional time for each byte of the gradients (powersgd).
     """
 
     profile: Profile
@@ -119,12 +119,12 @@ class Job:
 
     @property
     def examples(self) -> int:
-        """Examples of a step."""
+        """The number of examples in a step."""
         return self.profile.batch if self.batch is None else self.batch
 
     @property
     def local_batch(self) -> float:
-        """Examples of a worker's step."""
+        """The number of examples in a worker's part of a step."""
         return self.examples / self.workers
 
     @cached_property
@@ -136,23 +136,23 @@ class Job:
 
     @cached_property
     def layer_seconds(self) -> list[tuple[float, float]]:
-        """The forward and backward pass of each layer on a worker."""
+        """The seconds of the forward and backward pass of each layer on a worker."""
         speed = self.device.speed
         return [(one / speed, other / speed) for one, other in self.own_profile.seconds(self.local_batch)]
 
     @property
     def compute_seconds(self) -> float:
-        """The forward and backward pass on a worker."""
+        """The seconds of the forward and backward pass on a worker."""
         return math.fsum(one + other for one, other in self.layer_seconds)
 
     @property
     def update_seconds(self) -> float:
-        """The optimizer's update of all weights."""
+        """The seconds of the optimizer's update of all weights."""
         return self.own_profile.update_seconds / self.device.speed
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes on the worker that needs most."""
+        """The memory in bytes of the worker that needs most."""
         if self.method == "pipeline":
             plan = self.pipeline
             return math.inf if plan is None else plan.memory.total
@@ -179,9 +179,9 @@ class Job:
         return min(found, key=lambda one: (not one.fits, one.prediction.seconds), default=None)
 
     def buckets(self, sizes: Sequence[float]) -> Iterator[tuple[int, float]]:
-        """Yield the layer whose gradients complete each bucket, and its bytes, in the order of the backward pass.
+        """Yield each bucket in the order of the backward pass: the layer that completes it, and its size in bytes.
 
-        A bucket takes whole layers until it has as many bytes of gradients as it is to have.
+        A bucket takes whole layers until it has at least `bucket_bytes` of gradients.
         """
         held = sent = 0.0
         places = range(len(sizes) - 1, -1, -1)
@@ -193,19 +193,19 @@ class Job:
                 held = sent = 0.0
 
     def bucket_seconds(self, size: float) -> float:
-        """Return the seconds in which a bucket of so many bytes is reduced: to parts (sharded), or by factors."""
+        """Return the seconds of reducing a bucket of this many bytes: to parts (sharded), or by factors (powersgd)."""
         if self.method == "powersgd":  # the second factor is made of the sum of the first one
             return 2 * self.network.all_reduce_seconds(size / 2, self.workers)
         whole = self.network.all_reduce_seconds(size, self.workers)
         return whole / 2 if self.method == "sharded" else whole
 
     def gathering_seconds(self) -> float:
-        """Return the seconds in which all workers get the new weights of each bucket (sharded)."""
+        """Return the seconds of gathering the new weights of each bucket on all workers (sharded)."""
         sizes = [size for _, size in self.buckets(self.wire_bytes())]
         return math.fsum(self.network.all_reduce_seconds(size, self.workers) / 2 for size in sizes)
 
     def ready_seconds(self) -> list[float]:
-        """Return for each layer when its gradients are there, from the begin of the step."""
+        """Return the seconds from the beginning of a step until each layer's gradients are ready."""
         now = math.fsum(forward for forward, _ in self.layer_seconds)
         found = [0.0] * len(self.layer_seconds)
         for place in reversed(range(len(found))):
@@ -214,7 +214,7 @@ class Job:
         return found
 
     def wire_bytes(self) -> list[float]:
-        """Return the bytes of each layer's gradients that travel."""
+        """Return the bytes that are sent for each layer's gradients."""
         sizes = [float(one.parameter_bytes) for one in self.profile.layers]
         if self.method != "powersgd":
             return sizes
@@ -222,7 +222,7 @@ class Job:
 
 
 def predict(job: Job) -> StepTime:
-    """Return how long a step of a job takes, and for what.
+    """Return the time of a job's step, term by term.
 
     Example:
         >>> from tfdist.planner.layer_profile import LayerProfile
@@ -252,14 +252,14 @@ def _data(job: Job) -> StepTime:
 
 
 def _sharded(job: Job) -> StepTime:
-    """Stage 1: gradients are reduced to parts while they are made, each worker updates its part, and all gather."""
+    """Predict a step of a sharded optimizer: reduce gradients to parts, update each part, gather the weights."""
     one = _data(job)
     gathered = job.gathering_seconds()
     return dataclasses.replace(one, reduction=one.reduction + gathered, update=one.update / job.workers)
 
 
 def _reduction(job: Job) -> tuple[float, float]:
-    """The seconds of reducing that go on after the backward pass, and those behind it."""
+    """Return the seconds of reduction after the backward pass, and those hidden behind it."""
     ready, end, total = job.ready_seconds(), 0.0, 0.0
     for place, size in job.buckets(job.wire_bytes()):
         needed = job.bucket_seconds(size)
@@ -292,7 +292,7 @@ def _pipeline(job: Job) -> StepTime:
 
 
 def meetings(job: Job) -> Meetings:
-    """Return what the meetings of local steps cost: means of the weights and of the optimizer's moments."""
+    """Return the costs of the meetings of local steps: means of the weights and of the optimizer's moments."""
     alone = _one_device(job).seconds
     size = job.profile.parameter_bytes + job.profile.slot_bytes
     travel = job.network.all_reduce_seconds(size, job.workers)
@@ -305,7 +305,7 @@ def _local(job: Job) -> StepTime:
 
 
 def _servers(job: Job) -> StepTime:
-    """Workers wait for no other worker, but all of them for the servers' links and updates."""
+    """Predict a step with parameter servers: workers wait for the servers' links and updates, not for each other."""
     one, size = _one_device(job), job.profile.parameter_bytes
     talking = 2 * job.network.send_seconds(size)
     own = one.compute + one.fixed + talking

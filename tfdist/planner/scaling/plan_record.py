@@ -1,7 +1,7 @@
-"""The record of planning: what was measured on this machine, and predictions beside measurements. Loads no TensorFlow.
+"""The record of planning: measurements of this machine, and predictions beside measured steps. Loads no TensorFlow.
 
-It is one JSON file in the cache. `tfdist plan calibrate` writes what it measures, `tfdist plan` what it predicts of
-a command, and a monitored run of that command the step that it measured.
+It is one JSON file in the cache. `tfdist plan calibrate` writes its measurements, `tfdist plan` its prediction for a
+command, and a monitored run of that command the measured step.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ class Calibration:
     """The measurements of a machine.
 
     Attributes:
-        link: the link between two processes, with its latency for each message.
+        link: the link between two processes, with the latency of a message.
         flops: operations per second on matrices.
-        memory_bytes_per_second: bytes per second that one processor copies.
-        disk_bytes_per_second: bytes per second that are written and synchronized.
-        noise: standard deviation of a step's time, as a part of it.
+        memory_bytes_per_second: the bytes per second that one processor copies.
+        disk_bytes_per_second: the bytes per second that are written and synchronized.
+        noise: the standard deviation of a step's time, relative to that time.
         step_seconds: the time of a compiled step that computes almost nothing.
         codec_seconds, codec_seconds_per_byte: the time of PowerSGD for a layer's gradients, and for each byte of them.
         machine: a description of the machine.
@@ -58,7 +58,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A predicted step and the measured one."""
+    """A pair of a predicted and a measured step."""
 
     key: str
     predicted: float
@@ -68,12 +68,12 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything that is known of planning here.
+    """The record of planning on this machine.
 
     Attributes:
-        calibration: the last one.
-        expected: key of a command -> predicted seconds of its step.
-        pairs: in the order in which they were measured.
+        calibration: the last calibration; None if there is none.
+        expected: key of a command -> the predicted seconds of its step.
+        pairs: the pairs of predictions and measurements, in the order of measurement.
     """
 
     calibration: Calibration | None = None
@@ -98,7 +98,7 @@ class Record:
         return dataclasses.replace(self, pairs=(*self.pairs, pair)[-_MOST:])
 
     def factors(self) -> tuple[float, float]:
-        """Return by what a prediction is multiplied for the lower and the upper end of its interval.
+        """Return the factors that turn a prediction into the lower and the upper end of its interval.
 
         With n pairs, the next one is between the k-th smallest and the k-th largest ratio with probability
         1 - 2 k / (n + 1), if it is like them; k is chosen for 80 %, or as near as few pairs allow.
@@ -114,7 +114,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str) -> "Record":
-        """Return the record in a document; an empty one if it is another version's."""
+        """Return the record in a document; an empty one if the document has another version."""
         content = json.loads(text)
         if content.get("kind") != KIND or content.get("version") != VERSION:
             return cls()
@@ -149,7 +149,7 @@ def read(path: Path) -> Record:
 
 
 def local_link(environ: Mapping[str, str]) -> Link | None:
-    """The link between processes of this host, as it was calibrated; None if it was not."""
+    """Return the link between processes of this host, as it was calibrated; None if it was not."""
     found = read(path_of(environ)).calibration
     return found.link if found is not None and found.link is not None and found.link.is_local else None
 

@@ -1,4 +1,4 @@
-"""Makes a request of what users say in words, and of the calibration where they say nothing. Loads no TensorFlow."""
+"""The conversion of users' words into a request, completed by the calibration. Loads no TensorFlow."""
 
 import dataclasses
 import os
@@ -36,9 +36,9 @@ class Surroundings:
         network: the network between its workers.
         device: the device of each worker.
         speeds: the speeds of the slowest and the fastest such device, as parts of the device's speed.
-        noise: standard deviation of a worker's computing time, as a part of it.
-        codec: seconds of PowerSGD for a layer's gradients, and for each byte of them.
-        notes: what was assumed, for the user.
+        noise: the standard deviation of a worker's computing time, relative to that time.
+        codec: the seconds of PowerSGD for a layer's gradients, and for each byte of them.
+        notes: the assumptions, for the user.
     """
 
     network: HostNetwork
@@ -55,7 +55,7 @@ def network_of(between: Link, hosts: str | None, device: str) -> HostNetwork:
 
 
 def is_compared(profile: Profile, device: str) -> bool:
-    """Whether the speed of this machine is needed: its profile is to hold for a device that a data sheet describes."""
+    """Return whether the speed of this machine is needed: its profile is used for a device from a data sheet."""
     own = machine.describe()["processor"]
     return device.strip().lower() in DEVICES and profile.machine.get("processor", own) == own
 
@@ -101,7 +101,7 @@ def _hosts(text: str | None) -> tuple[int, Link | None]:
 
 
 def on_device(profile: Profile, device: DeviceKind, found: Calibration | None) -> Profile:
-    """A profile whose step takes on another device as long as a compiled step of nothing, at least."""
+    """Return a profile for another device, whose step takes at least as long as an empty compiled step."""
     if device.name == HERE:
         return profile
     least = _ASSUMED_STEP if found is None else found.step_seconds
@@ -110,7 +110,7 @@ def on_device(profile: Profile, device: DeviceKind, found: Calibration | None) -
 
 
 def save_seconds(given: float | None, profile: Profile, found: Calibration | None) -> float:
-    """The seconds of a save: given, or of writing all weights and slots."""
+    """Return the seconds of a save: the given ones, or the time of writing all weights and slots."""
     if given is not None:
         return given
     size = profile.parameter_bytes + profile.slot_bytes
@@ -139,7 +139,7 @@ def request_of(
     save: float | None = None,
     **more: Any,
 ) -> Request:
-    """The request for rows of these numbers of workers; ``more`` are fields of `Request`."""
+    """Return the request for rows of these numbers of workers; ``more`` are fields of `Request`."""
     if examples is None and (deadline or budget):
         raise ConfigError("--deadline and --budget need --examples, of an epoch.", name="--examples")
     return Request(
@@ -183,32 +183,33 @@ def scale(
 ) -> ScalingReport:
     """Predict step, time and price of a training for numbers of workers, as ``tfdist plan`` does.
 
-    It runs and measures nothing: what is not said comes from the record that ``tfdist plan calibrate`` has written on
-    this machine.
+    It runs and measures nothing: missing values come from the record that ``tfdist plan calibrate`` has written on this
+        machine.
 
     Args:
-        profile: of the model, from `tfdist.parallel.partition.measure`, or the file of ``--save-profile``.
-        workers: numbers such as ``[1, 2, 6]``, or "1..64", which doubles.
-        link: between hosts: "10gbit", "25gbit:0.02" (with milliseconds), "ndr", a `Link`; None: the recorded one.
-        hosts: devices of a host and their link, such as "8:nvlink4".
-        device: "here", a name such as "h100", or "12x" for twelve times this machine.
-        precision: of a device by name: "float32" or "mixed".
-        noise: by which part a worker's steps differ; None: as recorded.
-        methods: to choose from; "all" for all of them.
+        profile: the profile of the model, from `tfdist.parallel.partition.measure`, or the file of ``--save-profile``.
+        workers: the numbers of workers, such as ``[1, 2, 6]``, or "1..64", which doubles.
+        link: the link between hosts: "10gbit", "25gbit:0.02" (with milliseconds), "ndr", or a `Link`; None: the
+            recorded one.
+        hosts: the number of devices of a host and their link, such as "8:nvlink4".
+        device: the device of each worker: "here", a name such as "h100", or "12x" for twelve times this machine.
+        precision: the precision for a named device: "float32" or "mixed".
+        noise: the standard deviation of a worker's steps, relative to their mean; None: as recorded.
+        methods: the methods to choose from; "all" for all of them.
         grow: whether a worker keeps the batch of one device.
-        examples: of an epoch; None: times are of a million examples.
-        epochs: to train.
-        noise_scale: of gradients, in examples.
-        price: of a device for an hour.
-        spot: part of the price and time between failures, such as "0.6:mtbf=4h".
-        save: seconds of a checkpoint; None: of writing all weights and slots.
-        deadline: such as "24h".
-        budget: in the money of the price.
-        script: the words of the commands that rows have.
+        examples: the number of examples of an epoch; None: times are those of a million examples.
+        epochs: the number of epochs to train.
+        noise_scale: the noise scale of the gradients, in examples.
+        price: the price of a device for an hour.
+        spot: the factor of the price and the time between failures of spot capacity, such as "0.6:mtbf=4h".
+        save: the seconds of a checkpoint; None: the time of writing all weights and slots.
+        deadline: the longest time of the training, such as "24h".
+        budget: the highest price of the training, in the currency of ``price``.
+        script: the script and its arguments, for the commands of the rows.
     Returns:
-        A row for each number of workers and price; `ScalingReport.best` is the one to take.
+        A report with a row for each number of workers and price; `ScalingReport.best` is the recommended row.
     Raises:
-        ConfigError: a value that cannot be, or nothing is known of the link or of this machine's speed.
+        ConfigError: a value is not allowed, or the link or this machine's speed is not known.
 
     Example:
         >>> from tfdist.parallel.partition import LayerProfile, Profile

@@ -18,13 +18,13 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """The failures of a job, and the time in which it comes back.
+    """The failures of a job, and the time of its recovery.
 
     Attributes:
-        mtbf_seconds: mean time between two failures of the job.
-        restart_seconds: the time from a failure until training goes on; the job may fail meanwhile.
-        shape: the shape of the Weibull distribution of the times; 1: a failure is equally likely at every moment;
-            below 1: more likely soon after a start, as measured on clusters (0.7 to 0.8).
+        mtbf_seconds: the mean time between two failures of the job.
+        restart_seconds: the time from a failure until training goes on; the job may fail during it.
+        shape: the shape of the Weibull distribution of the times between failures. 1: a failure is equally likely at
+            every moment; below 1: it is more likely soon after a start, as measured on clusters (0.7 to 0.8).
     """
 
     mtbf_seconds: float
@@ -42,14 +42,14 @@ class Failures:
         return self.mtbf_seconds / math.gamma(1 + 1 / self.shape)
 
     def of_workers(self, workers: int) -> "Failures":
-        """Return the failures of a job that stops when one of so many workers fails, each of which fails like this."""
+        """Return the failures of a job that stops when any of its workers fails, if each worker has these failures."""
         return Failures(
             mtbf_seconds=self.mtbf_seconds / workers, restart_seconds=self.restart_seconds, shape=self.shape
         )
 
 
 def young(save_seconds: float, mtbf_seconds: float) -> float:
-    """Return the seconds of training between two saves, where a save is short: sqrt(2 save mtbf).
+    """Return the best seconds of training between two saves, if a save is short: sqrt(2 save mtbf).
 
     Source: J. Young, "A first order approximation to the optimum checkpoint interval", 1974.
 
@@ -61,7 +61,7 @@ def young(save_seconds: float, mtbf_seconds: float) -> float:
 
 
 def daly(save_seconds: float, mtbf_seconds: float) -> float:
-    """Return the seconds of training between two saves, where a save may be long; failures at every moment alike.
+    """Return the best seconds of training between two saves that may be long, with failures at a constant rate.
 
     Source: J. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006, equation 37.
 
@@ -76,7 +76,7 @@ def daly(save_seconds: float, mtbf_seconds: float) -> float:
 
 
 def useful_part(interval: float, save_seconds: float, failures: Failures) -> float:
-    """Return the part of the time that is training and is kept, with a save after every so many seconds of training.
+    """Return the part of the time that is kept training, with a save after each interval of training.
 
     After a failure a job restarts (r), then trains and saves in turn (t and d). What it has saved when it fails again
     is kept, so with S(x), the probability that it runs longer than x, and the mean time m:
@@ -95,7 +95,7 @@ def useful_part(interval: float, save_seconds: float, failures: Failures) -> flo
 
 
 def _turns(turn: float, failures: Failures) -> float:
-    """The mean number of whole turns before a failure: a sum, whose far terms an integral stands for."""
+    """Return the mean number of whole turns before a failure: a sum whose far terms are replaced by an integral."""
     scale, shape = failures.scale_seconds, failures.shape
     last = (scale * _NOTHING ** (1 / shape) - failures.restart_seconds) / turn
     near = min(int(max(last, 0)), _EXACT_TERMS)
@@ -111,7 +111,7 @@ def _turns(turn: float, failures: Failures) -> float:
 
 
 def best_interval(save_seconds: float, failures: Failures) -> float:
-    """Return the seconds of training between two saves for which the most of the time is useful.
+    """Return the seconds of training between two saves that maximize the useful part of the time.
 
     Example:
         >>> round(best_interval(2.0, Failures(mtbf_seconds=10_000.0)), 1)

@@ -1,4 +1,4 @@
-"""The picture of a scaling curve: speed-up over the number of workers, its limits, and what a step is made of."""
+"""The picture of a scaling curve: speed-up over the number of workers, its limits, and the terms of a step."""
 
 from collections.abc import Sequence
 from pathlib import Path

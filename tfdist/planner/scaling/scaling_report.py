@@ -1,4 +1,4 @@
-"""One row for each number of workers: the fastest method, its time, price and command; and which one to take.
+"""The report of scaling: for each number of workers the fastest method, its time, price and command, and the best row.
 
 Loads no TensorFlow.
 """
@@ -40,7 +40,7 @@ _LEAST_EFFICIENCY = 0.5
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
-    """Return the numbers of workers that a text means: 8, or 1,2,6, or 1..1024, which doubles.
+    """Parse numbers of workers: 8, or 1,2,6, or 1..1024, which doubles.
 
     Example:
         >>> numbers_of("1..12"), numbers_of("2,3")
@@ -68,17 +68,17 @@ class Request:
         network: the network between workers.
         device: the device of each worker.
         workers: the numbers of workers to try.
-        prices: the prices on demand, and of capacity that may be taken away.
+        prices: the prices of capacity, on demand and spot.
         methods: the methods to choose from; by default those that train to the weights of one device.
-        grows: whether each worker keeps the batch of one device; else the batch is the same for all.
-        noise: standard deviation of a worker's computing time, as a part of it.
-        codec: seconds of PowerSGD for a layer's gradients, and for each byte of them.
-        examples: the number of examples of an epoch; None: times are of a million examples.
+        grows: whether each worker keeps the batch of one device; else the global batch stays the same.
+        noise: the standard deviation of a worker's computing time, relative to that time.
+        codec: the seconds of PowerSGD for a layer's gradients, and for each byte of them.
+        examples: the number of examples of an epoch; None: times are those of a million examples.
         epochs: the number of epochs to train.
         noise_scale: the noise scale of gradients, in examples; it decides how many more examples a larger batch needs.
         deadline_seconds, budget: the time and the price that a training may take.
         save_seconds: the time that a save takes.
-        factors: the factors of a prediction that give the ends of its interval.
+        factors: the factors that turn a prediction into the ends of its interval.
         speeds: the speeds of the slowest and the fastest device of that name, as parts of the device's speed.
         script: the words of the command.
     """
@@ -114,12 +114,12 @@ class Request:
             validation.number("budget", self.budget, above=0)
 
     def batch(self, workers: int) -> int:
-        """Return the examples of a step over so many workers."""
+        """Return the number of examples in a step over this many workers."""
         return self.profile.batch * (workers if self.grows else 1)
 
     @property
     def needed(self) -> float:
-        """The examples of a training with the batch of the profile."""
+        """The number of examples of a training with the batch of the profile."""
         return _MILLION if self.examples is None else self.examples * self.epochs
 
     @cached_property
@@ -130,19 +130,20 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A job, and what it takes.
+    """A row: a job, and its predicted time and cost.
 
     Attributes:
-        job: with its method and number of workers.
-        step: of it.
-        low, high: ends of the interval of a step's seconds.
-        efficiency: examples in a second over those of as many devices alone.
-        epoch_seconds: without failures; of a million examples where an epoch's are not known.
-        cost: of the whole training.
-        price: at which.
+        job: the job, with its method and number of workers.
+        step: the step of the job.
+        low, high: the ends of the interval of a step's seconds.
+        efficiency: the examples per second, relative to as many single devices.
+        epoch_seconds: the seconds of an epoch without failures; of a million examples if the size of an epoch is not
+            known.
+        cost: the cost of the whole training.
+        price: the price of capacity.
         fits: whether each device has enough memory.
-        meets: whether deadline and budget are met.
-        command: that runs it.
+        meets: whether the deadline and the budget are met.
+        command: the command that runs the job.
     """
 
     job: Job
@@ -159,12 +160,12 @@ class Row:
 
     @property
     def is_spot(self) -> bool:
-        """Whether the capacity may be taken away."""
+        """Whether the capacity is spot capacity."""
         return self.price.factor != 1
 
     @property
     def name(self) -> str:
-        """Workers and method, such as "2 x data"."""
+        """The number of workers and the method, such as "2 x data"."""
         spot = ", spot" if self.is_spot else ""
         return f"{self.job.workers} x {self.job.method}{spot}" if self.job.workers > 1 else f"one device{spot}"
 
@@ -174,9 +175,9 @@ class ScalingReport:
     """The rows of a request.
 
     Attributes:
-        rows: by number of workers and price: the fastest method that fits, or the fastest.
-        others: the other methods.
-        left_out: numbers of workers that have no example each.
+        rows: a row for each number of workers and price, with the fastest method that fits, or else the fastest.
+        others: rows of the other methods.
+        left_out: the numbers of workers that are too large for the batch: a worker would have no example.
     """
 
     request: Request
@@ -191,10 +192,11 @@ class ScalingReport:
 
     @property
     def best(self) -> Row | None:
-        """The row to take.
+        """The recommended row.
 
-        With a deadline: the fewest workers that meet it, and of these the lowest price. With a budget alone: the
-        fastest. Without either: the fastest whose devices spend at least half of their time on training.
+        With a deadline, it has the fewest workers that meet the deadline, and of these the lowest price. With a budget
+        alone, it is the fastest. Without either, it is the fastest whose devices spend at least half of their time on
+        training.
         """
         fitting = [one for one in self.rows if one.fits and one.meets and one.cost.seconds < math.inf]
         if self.request.deadline_seconds is not None:
@@ -204,10 +206,10 @@ class ScalingReport:
         return min(fitting, key=lambda one: (one.cost.seconds, one.job.workers, one.cost.price), default=None)
 
     def verdict(self) -> str:
-        """Say in sentences what to do.
+        """Return the recommendation in sentences.
 
         Returns:
-            The set-up to take and why, or what is missing.
+            The recommended set-up and the reason, or the missing information.
         """
         best, request = self.best, self.request
         if best is None:
@@ -236,10 +238,10 @@ class ScalingReport:
         )
 
     def to_json(self) -> str:
-        """Write everything for programs; infinite numbers are null.
+        """Return the report for programs; infinite numbers are null.
 
         Returns:
-            A document of JSON.
+            A JSON document.
         """
         request = self.request
         rows = [_content(one) for one in (*self.rows, *self.others)]
@@ -270,7 +272,7 @@ class ScalingReport:
 
 
 def plan_scaling(request: Request) -> ScalingReport:
-    """Return the rows for all numbers of workers of a request."""
+    """Return the report with rows for all numbers of workers of a request."""
     chosen, others, left_out = list[Row](), list[Row](), list[int]()
     for workers in request.workers:
         if request.batch(workers) < workers:
@@ -347,7 +349,7 @@ def _row(request: Request, job: Job, price: Price) -> Row:
 
 
 def _seconds_at(job: Job, step: StepTime, speed: float) -> float:
-    """The seconds of the same job's step where devices have another part of their speed."""
+    """Return the seconds of the job's step if devices have another part of their speed."""
     if speed == 1:
         return step.seconds
     device = dataclasses.replace(job.device, speed=job.device.speed * speed)
@@ -355,7 +357,7 @@ def _seconds_at(job: Job, step: StepTime, speed: float) -> float:
 
 
 def command_of(job: Job, script: Sequence[str]) -> str:
-    """Return the line for a shell that runs a job."""
+    """Return the shell command that runs a job."""
     if job.workers == 1:
         return shlex.join(["python", *script])
     if job.method == "pipeline":
@@ -392,7 +394,7 @@ def shown_seconds(seconds: float) -> str:
 
 
 def shown_price(price: float) -> str:
-    """Format a price with three digits; none before the point is left out.
+    """Format a price with three digits; no digit before the decimal point is left out.
 
     Example:
         >>> shown_price(1234.5), shown_price(0.01234), shown_price(float("inf"))

@@ -1,4 +1,4 @@
-"""Simulated steps as a chrome trace, for Perfetto and chrome://tracing. Loads no TensorFlow."""
+"""A chrome trace of simulated steps, for Perfetto and chrome://tracing. Loads no TensorFlow."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _MOST_MESSAGES = 16  # workers whose messages are shown one by one
 
 
 def trace_of(job: Job, scenario: Scenario, *, steps: int = 10, workers: int = 16) -> str:
-    """Return the first steps of the first workers as a chrome trace; sums of few workers message by message."""
+    """Return the first steps of the first workers as a chrome trace; sums of few workers show each message."""
     model = StepModel(job, scenario.slow)
     factors = model.computing(np.random.default_rng(scenario.seed), min(steps, scenario.steps))
     shown = min(workers, job.workers)
@@ -36,7 +36,7 @@ def trace_of(job: Job, scenario: Scenario, *, steps: int = 10, workers: int = 16
 
 
 def _spans(model: StepModel, factors: np.ndarray, length: float) -> Iterator[tuple[int, str, int, float, float]]:
-    """Yield worker, name, row, begin and end of all that a step is made of."""
+    """Yield the worker, name, row, begin and end of each part of a step."""
     job, last = model.job, float(factors.max())
     computed = [model.compute * float(factor) for factor in factors]
     done = max(computed)

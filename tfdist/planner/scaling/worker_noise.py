@@ -10,16 +10,16 @@ _PARTS = 4000
 
 @cache
 def _curve() -> tuple[float, ...]:
-    """The normal distribution function at the middles of `_PARTS` intervals."""
+    """Return values of the normal distribution function at the middles of `_PARTS` intervals."""
     normal, step = NormalDist(), 2 * _WIDTH / _PARTS
     return tuple(normal.cdf(-_WIDTH + (place + 0.5) * step) for place in range(_PARTS))
 
 
 @cache
 def expected_maximum(workers: int) -> float:
-    """Return the mean of the largest of so many standard normal numbers.
+    """Return the mean of the largest of this many standard normal numbers.
 
-    For many it approaches sqrt(2 ln n) from below.
+    For large n it approaches sqrt(2 ln n) from below.
 
     Example:
         >>> [round(expected_maximum(n), 3) for n in (1, 2, 1024)]
@@ -33,8 +33,8 @@ def expected_maximum(workers: int) -> float:
 
 
 def waiting(workers: int, noise: float, every: int = 1) -> float:
-    """Return the delay of the last worker behind the mean one, as a part of a step.
+    """Return the mean delay of the last worker behind an average one, as a part of a step.
 
-    Workers that wait for each other only every few steps level out: the noise of the sum grows by the square root.
+    If workers wait for each other only every few steps, differences level out: the noise of the sum grows as its root.
     """
     return noise * expected_maximum(workers) / math.sqrt(every)

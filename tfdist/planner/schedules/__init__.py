@@ -1,4 +1,4 @@
-"""Schedules of pipelines as values: which stage computes what, in which order; pure, without TensorFlow.
+"""Schedules of pipelines as values: the order of the work of each stage; pure, without TensorFlow.
 
 Example:
     >>> from tfdist.parallel import schedules

@@ -1,4 +1,4 @@
-"""The schedules by name; each is a function of the numbers of stages, micro-batches and chunks.
+"""The schedules by name, each a function of the numbers of stages, micro-batches and chunks.
 
 Sources: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019;
 D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019; D. Narayanan et al.,
@@ -18,7 +18,7 @@ from tfdist.planner.schedules.schedule_table import Schedule, Work
 
 
 def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """All forward passes, then all backward passes, the last micro-batch first.
+    """Return GPipe: all forward passes, then all backward passes, the last micro-batch first.
 
     With several chunks, all micro-batches go through one chunk after the other (J. Lamy-Poirier, "Breadth-First
     Pipeline Parallelism", 2022).
@@ -36,12 +36,12 @@ def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """Stage s of K runs K - 1 - s forward passes ahead, then one backward after each forward."""
+    """Return 1F1B: stage s of K runs K - 1 - s forward passes ahead, then one backward after each forward."""
     return _flushed("1f1b", stages, microbatches, ahead=1)
 
 
 def eager_one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """1F1B with 2 (K - 1 - s) forward passes ahead.
+    """Return eager 1F1B: 1F1B with 2 (K - 1 - s) forward passes ahead.
 
     In 1F1B a stage needs each gradient the moment the next stage has it, so every message delays all stages. Here each
     gradient arrives a forward pass early.
@@ -50,7 +50,7 @@ def eager_one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """1F1B with several chunks per stage, for shorter bubbles.
+    """Return interleaved 1F1B: 1F1B with several chunks per stage, for shorter bubbles.
 
     Micro-batches go through the first chunks in groups as large as the number of stages, then through the second ones.
     """
@@ -78,13 +78,13 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def pipedream(stages: int, microbatches: int) -> Schedule:
-    """The order of 1F1B, with an update after each backward pass, which uses its forward pass's weights."""
+    """Return PipeDream: 1F1B with an update after each backward pass, which uses its forward pass's weights."""
     order = one_f_one_b(stages, microbatches)
     return replace(order, name="pipedream", updates_each=True, weights="stashed")
 
 
 def spectrain(stages: int, microbatches: int) -> Schedule:
-    """SpecTrain: the order of PipeDream with predicted weights, and no stash."""
+    """Return SpecTrain: the order of PipeDream with predicted weights, and no stash."""
     order = one_f_one_b(stages, microbatches)
     return replace(order, name="spectrain", updates_each=True, weights="predicted")
 
@@ -107,12 +107,12 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
     """Return a schedule by its name.
 
     Args:
-        name: one of `NAMES`.
-        stages: number of stages, K.
-        microbatches: into how many parts a batch is cut, M.
-        chunks: parts of the model on each stage; more than one is for "gpipe" and "interleaved".
+        name: the name, one of `NAMES`.
+        stages: the number of stages, K.
+        microbatches: the number of parts into which a batch is cut, M.
+        chunks: the number of parts of the model on each stage; only "gpipe" and "interleaved" take more than one.
     Raises:
-        ConfigError: there is no such schedule, or it is not made for these numbers.
+        ConfigError: there is no such schedule, or it does not exist for these numbers.
 
     Example:
         >>> [" ".join(map(str, order)) for order in named("gpipe", stages=2, microbatches=2).orders]
@@ -135,7 +135,7 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
 
 
 def _flushed(name: str, stages: int, microbatches: int, ahead: int) -> Schedule:
-    """1F1B in which each stage runs ``ahead`` forward passes more before its first backward pass than the next one."""
+    """Return 1F1B in which each stage runs ``ahead`` more forward passes before its first backward than the next."""
     forwards = [Work("forward", m) for m in range(microbatches)]
     backwards = [Work("backward", m) for m in range(microbatches)]
     firsts = [ahead * (stages - 1 - stage) for stage in range(stages)]

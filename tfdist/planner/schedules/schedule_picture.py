@@ -1,4 +1,4 @@
-"""A schedule's timeline, as text and as a PNG."""
+"""Drawings of a schedule's timeline, as text and as a PNG."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ _MOST_COLUMNS = 400
 
 
 def as_text(timeline: Timeline) -> str:
-    """A line for each stage, a column for each unit of time; a dot where it waits.
+    """Return a timeline as text: a line for each stage, a column for each unit of time, a dot for waiting.
 
     Example:
         >>> from tfdist.planner.schedules import named

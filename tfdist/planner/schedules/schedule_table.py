@@ -1,4 +1,4 @@
-"""A schedule: for each stage of a pipeline the order in which it computes forward and backward passes."""
+"""The schedule of a pipeline: the order in which each stage computes forward and backward passes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ Kind = Literal["forward", "backward"]
 
 
 class Work(NamedTuple):
-    """One forward or backward pass of one micro-batch through one part of the model.
+    """A piece of work: one forward or backward pass of one micro-batch through one part of the model.
 
     Attributes:
-        kind: "forward" or "backward".
-        microbatch: its number, from 0.
-        chunk: which of the stage's parts of the model, from 0; stage s of K has the parts s, s + K, s + 2 K, ...
+        kind: the kind of pass, "forward" or "backward".
+        microbatch: the number of the micro-batch, from 0.
+        chunk: the index of the part among the stage's parts of the model, from 0; stage s of K has the parts s, s + K,
+            s + 2 K, ...
 
     Example:
         >>> str(Work("forward", 2)), str(Work("backward", 0, chunk=1))
@@ -34,11 +35,11 @@ class Schedule:
 
     Attributes:
         name: the name of the schedule.
-        stages: number of stages, K.
-        microbatches: number of parts into which a batch is cut, M.
-        chunks: parts of the model on each stage, v.
+        stages: the number of stages, K.
+        microbatches: the number of parts into which a batch is cut, M.
+        chunks: the number of parts of the model on each stage, v.
         orders: the work of each stage, in order.
-        live: for each stage, the largest number of forward passes of which it promises to hold activations.
+        live: for each stage, the largest number of forward passes whose activations it may hold.
         updates_each: whether a stage updates its weights after each backward pass (no flush), and not once a step.
         weights: the weights of a forward pass without a flush: "stashed" (the backward pass uses the same again) or
             "predicted"; "current" with a flush.
@@ -63,10 +64,10 @@ class Schedule:
         return work.chunk * self.stages + stage
 
     def needs(self, stage: int, work: Work) -> Iterator[tuple[int, Work]]:
-        """Yield what must have ended before some work begins, each with its stage.
+        """Yield each piece of work that must end before some work begins, with its stage.
 
-        A forward pass needs that through the part before; a backward pass its own forward pass, and the backward pass
-        through the part behind.
+        A forward pass needs the forward pass through the part before. A backward pass needs its own forward pass, and
+        the backward pass through the part behind.
         """
         part = self.part(stage, work)
         if work.kind == "forward":
@@ -78,9 +79,9 @@ class Schedule:
                 yield self._at(part + 1, "backward", work.microbatch)
 
     def versions(self, stage: int) -> dict[Work, int]:
-        """Return for each forward and backward pass of a stage how many updates its weights have seen.
+        """Return the number of updates that the weights of each forward and backward pass of a stage have seen.
 
-        Stashed weights are those of the forward pass, predicted ones are made of the newest.
+        Stashed weights are those of the forward pass; predicted weights follow from the newest ones.
         """
         done, found = 0, {}
         for work in self.orders[stage]:

@@ -1,4 +1,4 @@
-"""Simulate a schedule: each stage begins as soon as its inputs are there."""
+"""The simulation of a schedule, in which each stage begins as soon as its inputs are ready."""
 
 import itertools
 from collections import Counter
@@ -12,7 +12,7 @@ from tfdist.planner.schedules.schedule_table import Kind, Schedule, Work
 
 @dataclass(frozen=True)
 class Slot:
-    """One piece of work of a stage, with the times of its begin and end."""
+    """A slot: one piece of work of a stage, with its begin and end."""
 
     stage: int
     work: Work
@@ -25,8 +25,8 @@ class Timeline:
     """The slots of a schedule.
 
     Attributes:
-        schedule: whose.
-        slots: in the order of their beginning.
+        schedule: the schedule.
+        slots: the slots, in the order of their beginning.
     """
 
     schedule: Schedule
@@ -39,7 +39,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The part of all stages' time in which they have nothing to do."""
+        """The part of all stages' time in which they are idle."""
         busy = sum(slot.end - slot.begin for slot in self.slots)
         return 1.0 - busy / (self.schedule.stages * self.length)
 
@@ -64,12 +64,12 @@ def most_live(order: Sequence[Work]) -> int:
 def timeline(
     schedule: Schedule, *, forward: float | Sequence[float] = 1.0, backward: float | Sequence[float] = 2.0
 ) -> Timeline:
-    """Return when each stage does what.
+    """Return the time of each piece of work of a schedule.
 
     Args:
         schedule: the schedule.
-        forward: time of a forward pass through a part of the model: one for all, or one for each part.
-        backward: time of a backward pass.
+        forward: the time of a forward pass through a part of the model, in any unit: one for all, or one for each part.
+        backward: the time of a backward pass, in the same unit.
     Raises:
         ConfigError: stages wait for each other for ever.
 
@@ -114,7 +114,7 @@ def in_one_order(schedule: Schedule) -> list[Work]:
 
 
 def bubble(schedule: Schedule) -> float:
-    """Return the part of the time in which stages have nothing to do, where each part takes equally long.
+    """Return the part of the time in which stages are idle, if all parts take equally long.
 
     GPipe and 1F1B: (K - 1) / (M + K - 1). Interleaved with v chunks: (K - 1) / (v M + K - 1).
 
@@ -150,14 +150,14 @@ def _of_each(name: str, given: float | Sequence[float], parts: int) -> list[floa
 
 
 def require_sound(schedule: Schedule) -> Schedule:
-    """Return a schedule that keeps what it promises.
+    """Return a schedule after checking that it is sound.
 
     Each stage does each forward and backward pass of its parts once, a forward pass before its backward pass. What one
     stage sends to another, activations or gradients, it sends in the order in which the other takes it. A stage has no
     more live activations than promised. No stages wait for each other for ever.
 
     Raises:
-        ConfigError: it does not; the message says where.
+        ConfigError: the schedule is not sound; the message has the place.
 
     Example:
         >>> from tfdist.planner.schedules.schedule_orders import named
@@ -198,7 +198,7 @@ def _require_complete(schedule: Schedule, stage: int) -> None:
 
 
 def _require_matched(schedule: Schedule) -> None:
-    """Require that each pair of stages sends and takes activations, and gradients, in one order."""
+    """Refuse a schedule in which two stages send and receive activations or gradients in different orders."""
     taken: dict[tuple[int, int, Kind], list[Work]] = {}
     for stage, order in enumerate(schedule.orders):
         for work in order:

@@ -1,4 +1,4 @@
-"""Messages between a pool and its workers: JSON behind its length, over pipes."""
+"""Messages between a pool and its workers over pipes: JSON, preceded by its length."""
 
 import json
 import os
@@ -10,7 +10,7 @@ _LARGEST_BYTES = 64 * 2**20
 
 
 def pack(message: Any) -> bytes:
-    """A message with its length in four bytes, as JSON in UTF-8."""
+    """Return a message as JSON in UTF-8, preceded by its length in four bytes."""
     try:
         body = json.dumps(message).encode()
     except TypeError as error:
@@ -32,7 +32,7 @@ def write(descriptor: int, message: Any) -> None:
 
 
 def read(descriptor: int) -> Any:
-    """The next message of a pipe; blocks until it is complete."""
+    """Return the next message of a pipe; wait until it is complete."""
     return json.loads(_exactly(descriptor, _LENGTH.unpack(_exactly(descriptor, _LENGTH.size))[0]))
 
 
@@ -48,7 +48,7 @@ def _exactly(descriptor: int, count: int) -> bytes:
 
 
 class Mailbox:
-    """Turns bytes into whole messages, so that a reader never blocks on half of one.
+    """A buffer that turns bytes into whole messages, so that a reader never waits in the middle of one.
 
     Example:
         >>> box = Mailbox()

@@ -1,6 +1,6 @@
-"""A worker process of a pool: runs named functions until its pool closes the pipe.
+"""A worker process of a pool, which runs named functions until its pool closes the pipe.
 
-`python -m tfdist.processes.pool.pool_worker REQUESTS REPLIES` gets two pipes. Prints go to the pool's log.
+`python -m tfdist.processes.pool.pool_worker REQUESTS REPLIES` gets two pipes. Its output goes to the pool's log.
 """
 
 import faulthandler

@@ -1,6 +1,6 @@
-"""A pool of processes for tasks of any kind: a function and its arguments, which travel by value.
+"""A pool of processes for tasks of any kind: a function and its arguments, which are sent as pickles.
 
-The processes do not run the script that makes the pool. A pickle is code, and is read here only from a connection
+The processes do not run the script that makes the pool. A pickle is code, so it is read only from a connection
 whose other end the parent or its own child holds.
 """
 
@@ -32,9 +32,9 @@ class _RemoteError(Exception):
 
 
 class TaskPool:
-    """Processes that are started by the first task, and end with `close`.
+    """A pool of processes that the first task starts, and that end with `close`.
 
-    ``cure`` is what messages advise if memory is too small.
+    ``cure`` is the advice in messages if memory is too small.
     """
 
     def __init__(self, processes: int, *, cure: str = "fewer processes") -> None:
@@ -46,7 +46,7 @@ class TaskPool:
         self._broken = ""
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Let one of the processes call a function; any thread may."""
+        """Submit a call of a function to one of the processes; any thread may do so."""
         data = cloudpickle.dumps((function, arguments))
         with self._lock:
             while len(self._workers) < self._count:
@@ -56,11 +56,11 @@ class TaskPool:
         return future
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function in one of the processes; any thread may."""
+        """Call a function in one of the processes and return its result; any thread may do so."""
         return awaited(self.submit(function, *arguments)).result()
 
     def each(self, function: Callable[..., Any], tasks: Iterable[tuple[Any, tuple[Any, ...]]]) -> Iterator[Any]:
-        """Yield (key, result) for each (key, arguments), in their order; a few tasks are taken ahead."""
+        """Yield (key, result) for each (key, arguments), in order; a few tasks are taken ahead."""
         waiting: deque[tuple[Any, Future[Any]]] = deque()
         for key, arguments in tasks:
             waiting.append((key, self.submit(function, *arguments)))
@@ -71,7 +71,7 @@ class TaskPool:
             yield key, awaited(future).result()
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the processes; ``at_once`` also those that are at work."""
+        """End the processes; with ``at_once`` also those that are working."""
         with self._lock:
             workers, self._workers = self._workers, []
         for _ in workers:
@@ -100,7 +100,7 @@ class TaskPool:
 
 
 def _settle(future: "Future[Any]", answer: bytes) -> None:
-    """Give a future the result or the error that a process has sent; what cannot be read is an error, too."""
+    """Give a future the result or the error that a process has sent; an unreadable answer is an error, too."""
     try:
         is_result, value = pickle.loads(answer)  # noqa: S301 - of our own child
     except Exception as error:  # noqa: BLE001 - it may be of any type, and the caller waits for it
@@ -115,7 +115,7 @@ def _settle(future: "Future[Any]", answer: bytes) -> None:
 
 
 class _Worker:
-    """A process of the pool, and the thread that hands it one task after the other."""
+    """A process of the pool, and the thread that gives it one task after another."""
 
     def __init__(self, serve: Callable[["_Worker"], None]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
@@ -148,7 +148,7 @@ class _Worker:
 def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], processes: int) -> Iterator[Any]:
     """Yield results as they are ready.
 
-    The first error stops the rest, and so does leaving the iteration. No process stays.
+    The first error stops the other tasks, and so does leaving the iteration. No process stays.
     """
     pool = TaskPool(processes, cure="processes=1")
     ended_well = False

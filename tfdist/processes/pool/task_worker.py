@@ -1,6 +1,6 @@
-"""A process of a task pool: calls any function that it receives, and sends back the result.
+"""A process of a task pool, which calls any function that it receives, and sends back the result.
 
-Started as ``python -m tfdist.processes.pool.task_worker CONNECTION`` by its pool, which alone holds the other end. It
+Its pool starts it as ``python -m tfdist.processes.pool.task_worker CONNECTION``, and alone holds the other end. It
 does not run the pool's script. It ends when the connection does, also in the middle of a task.
 """
 

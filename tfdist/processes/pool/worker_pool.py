@@ -1,7 +1,7 @@
 """A pool of worker processes that run the same function together, under a deadline.
 
-Processes are started when the first call needs them and kept for the next. A call in which a worker ends, or does not
-answer in time, ends them all; the next call starts new ones.
+Processes are started when the first call needs them and kept for the next. If a worker ends during a call, or does not
+answer in time, all are ended; the next call starts new ones.
 
 Example:
     >>> with WorkerPool(lambda: [dict(os.environ)] * 2) as pool:      # doctest: +SKIP
@@ -40,13 +40,13 @@ class Reply:
     """The reply of one worker to a call.
 
     Attributes:
-        worker: its index.
+        worker: the index of the worker.
         status: "returned", "raised", "exited" (the process ended) or "silent" (no answer in time).
         value: the value that the function returned, a JSON value.
-        types: names of the raised exception's class and its bases, most derived first.
-        message: the exception's message, or how the process ended.
-        detail: the traceback; for "exited" and "silent" the end of what the process printed.
-        seconds: the time since the start of the call.
+        types: the names of the raised exception's class and its bases, most derived first.
+        message: the exception's message, or a text that says how the process ended.
+        detail: the traceback; for "exited" and "silent" the end of the process's output.
+        seconds: the seconds since the start of the call.
     """
 
     worker: int
@@ -72,14 +72,15 @@ class _Process:
 
 
 class WorkerPool:
-    """Worker processes that call the same function together.
+    """A pool of worker processes that call the same function together.
 
     Args:
-        environments: returns the environment of each worker; called at every start, so that ports are fresh.
-        start: starts a process, as `started` does, which is what does it by default.
+        environments: a function that returns the environment of each worker; called at every start, so that ports are
+            fresh.
+        start: a function that starts a process; by default `started`.
 
-    The processes have a directory of their own for temporary files, which goes with them: they are ended at once, with
-    no time to tidy up. Each is ended by `close`, on leaving the ``with`` block, and by itself when this process dies.
+    The processes have their own directory for temporary files, which is removed with them: they are ended at once, with
+    no time to clean up. Each is ended by `close`, on leaving the ``with`` block, and by itself when this process dies.
     """
 
     def __init__(self, environments: Callable[[], Sequence[Mapping[str, str]]], start: "Start | None" = None) -> None:
@@ -100,19 +101,19 @@ class WorkerPool:
 
     @property
     def running(self) -> bool:
-        """Whether processes are there."""
+        """Whether the processes are running."""
         return bool(self._processes)
 
     def call(self, target: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> tuple[Reply, ...]:
-        """Run ``module:function`` with keyword arguments on every worker at once and return what each did.
+        """Run ``module:function`` with keyword arguments on every worker at once, and return the workers' replies.
 
         Args:
-            target: importable in the worker, such as ``"mypackage.steps:train"``.
-            arguments: JSON values.
-            timeout_seconds: a worker that has not answered by then is "silent"; so is one that has not answered 5 s
-                after another one failed.
+            target: the function as ``module:name``, importable in the worker, such as ``"mypackage.steps:train"``.
+            arguments: the keyword arguments, JSON values.
+            timeout_seconds: the deadline: a worker that has not answered by then is "silent"; so is one that has not
+                answered 5 s after another one failed.
         Returns:
-            One reply per worker, in their order. If any is "exited" or "silent", all processes have been ended.
+            One reply per worker, in the workers' order. If any is "exited" or "silent", all processes have been ended.
 
         Example:
             >>> pool.call("os:getpid", {}, timeout_seconds=30)         # doctest: +SKIP
@@ -131,9 +132,9 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the processes where they are for the time of the ``with`` block, so that they use no processor.
+        """Stop the processes during the ``with`` block, so that they do not use the processor.
 
-        They do not notice that this process dies meanwhile, unless the kernel tells them.
+        They do not notice if this process dies meanwhile, unless the kernel tells them.
         """
         for process in self._processes:
             process.popen.send_signal(signal.SIGSTOP)
@@ -218,7 +219,7 @@ def _connected(start: Start, environment: Mapping[str, str]) -> _Process:
 
 
 def _collect(processes: list[_Process], started: float, deadline: float) -> dict[int, tuple[Any, float]]:
-    """The answers in time: message (None for an ended process) and seconds, by worker."""
+    """Return the answers in time: message (None for an ended process) and seconds, by worker."""
     answers: dict[int, tuple[Any, float]] = {}
     with selectors.DefaultSelector() as selector:
         for index, process in enumerate(processes):

@@ -1,1 +1,1 @@
-"""Hyper-parameter search: pure schedulers that decide, and a driver that runs trials as jobs."""
+"""Hyper-parameter search: pure schedulers that decide, and a loop that runs trials as jobs."""

@@ -1,6 +1,6 @@
-"""Values from Optuna's tree-structured Parzen estimator: asked before each trial, told the history.
+"""Values from Optuna's tree-structured Parzen estimator, which gets the history before each trial.
 
-The study is made anew each time, so the history alone decides, and the journal has what was suggested.
+The study is made anew each time, so the history alone decides; the journal has the suggested values.
 """
 
 from tfdist.errors import MissingDependencyError
@@ -9,7 +9,7 @@ from tfdist.tune.search.search_space import Choice, Parameter, Range, Space, Val
 
 
 def suggested(space: Space, history: History, *, trial: int, seed: int) -> dict[str, Value]:
-    """The values for a new trial."""
+    """Return the values for a new trial."""
     try:
         import optuna
     except ImportError as error:
@@ -23,10 +23,10 @@ def suggested(space: Space, history: History, *, trial: int, seed: int) -> dict[
     for one in history.trials.values():
         params = {name: value for name, value in one.values.items() if name in space}  # the script may declare more
         told = {"params": params, "distributions": distributions}
-        if one.scores and one.best < WORST:
+        if one.scores:  # infinity where it diverged: what Optuna is not told of looks promising to it
             steps = {step: score for step, score in one.scores.items() if score < WORST}
             study.add_trial(optuna.trial.create_trial(value=one.best, intermediate_values=steps, **told))
-        elif not one.scores:
+        else:
             study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, **told))
     return dict(study.ask(distributions).params)
 

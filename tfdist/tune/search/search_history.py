@@ -1,8 +1,7 @@
 """The state of a search, as a fold over its events; decisions are events too.
 
-A report is a value after a number of epochs (`step`). Scores are such that lower is better; NaN and infinity are the
-worst. The first report of a trial at a step counts. A trial's result at a rung is its last report when its process ends
-there.
+A report is a value after a number of epochs (`step`). A lower score is better; NaN and infinity are the worst. The
+first report of a trial at a step counts. A trial's result at a rung is its last report when its process ends there.
 
 Example:
     >>> history = History(slots=2, mode="max")
@@ -26,7 +25,7 @@ WORST = math.inf
 
 @dataclass(frozen=True)
 class Start:
-    """A new trial trains up to `until` epochs. `values` is None where the script declares the space."""
+    """The start of a trial, which trains up to `until` epochs. `values` is None if the script declares the space."""
 
     trial: int
     values: Values | None
@@ -35,7 +34,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Resume:
-    """A paused or dead trial goes on from its backup."""
+    """The resumption of a paused or dead trial from its backup."""
 
     trial: int
     until: int
@@ -43,14 +42,14 @@ class Resume:
 
 @dataclass(frozen=True)
 class Stop:
-    """A running trial is ended for good."""
+    """The final end of a running trial."""
 
     trial: int
 
 
 @dataclass(frozen=True)
 class Clone:
-    """A paused trial takes the backup of another one, and new values."""
+    """The replacement of a paused trial's backup and values by the backup of another trial and new values."""
 
     trial: int
     donor: int
@@ -59,7 +58,7 @@ class Clone:
 
 @dataclass(frozen=True)
 class Declare:
-    """The script of a trial has asked for a parameter."""
+    """The declaration of a parameter by the script of a trial."""
 
     trial: int
     name: str
@@ -69,7 +68,7 @@ class Declare:
 
 @dataclass(frozen=True)
 class Report:
-    """A value of the metric after so many epochs."""
+    """A report: the value of the metric after a number of epochs."""
 
     trial: int
     step: int
@@ -78,7 +77,7 @@ class Report:
 
 @dataclass(frozen=True)
 class End:
-    """The process of a trial has ended: at its rung, at the end of training, by request, or by a failure."""
+    """The end of a trial's process: at its rung, at the end of training, by request, or by a failure."""
 
     trial: int
     how: Literal["paused", "finished", "stopped", "died"]
@@ -91,7 +90,7 @@ _EVENTS: dict[str, Any] = {one.__name__.lower(): one for one in (Start, Resume, 
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
-    """An event as the journal has it."""
+    """Return an event as JSON for the journal."""
     fields = asdict(event)
     if isinstance(event, Declare):
         fields["parameter"] = to_json(event.parameter)
@@ -134,7 +133,7 @@ class Trial:
 
     @property
     def step(self) -> int:
-        """Epochs behind it."""
+        """The number of epochs that the trial has finished."""
         return max(self.scores, default=0)
 
     @property
@@ -147,7 +146,7 @@ class Trial:
 
 
 class History:
-    """All trials of a search. `restarts`: how often a trial may die without a new report between."""
+    """All trials of a search. `restarts` is the number of times that a trial may die between two reports."""
 
     def __init__(self, *, slots: int, mode: Literal["min", "max"] = "min", restarts: int = 1) -> None:
         self.slots = slots
@@ -167,7 +166,7 @@ class History:
 
     @property
     def dead(self) -> list[int]:
-        """Trials to be started again."""
+        """The trials to start again."""
         return sorted(self._dead)
 
     @property
@@ -175,7 +174,7 @@ class History:
         return max(0, self.slots - len(self._running))
 
     def promotable(self, rung: int, best: int) -> Iterator[int]:
-        """Yield the trials that are paused at a rung and are among so many best of it, best first."""
+        """Yield the paused trials at a rung that are among its best ones, the best first."""
         results = self.rungs.get(rung, [])
         for one in self._waiting.get(rung, []):
             if one[0] == WORST or bisect.bisect_left(results, one) >= best:
@@ -187,17 +186,17 @@ class History:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if three trials have failed before any has reported, or ten one after the other since a report."""
+        """Whether three trials have failed before any has reported, or ten in a row since the last report."""
         return self.failures >= (10 if self.means else 3)
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best score; of equals the first."""
+        """The trial with the best score; ties go to the first."""
         scored = [one for one in self.trials.values() if one.best < WORST]
         return min(scored, key=lambda one: (one.best, one.number), default=None)
 
     def value(self, score: float) -> float:
-        """The metric of a score."""
+        """Return the value of the metric for a score."""
         return math.nan if score == WORST else self._sign * score
 
     def add(self, event: Event) -> None:

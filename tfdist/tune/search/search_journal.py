@@ -1,7 +1,7 @@
-"""The journal of a search: one line of JSON for each event, so that a killed search goes on where it was.
+"""The journal of a search: one line of JSON for each event, so that a killed search resumes where it stopped.
 
-An event is on the disk before it has an effect. A line that a kill has cut is removed when the search resumes; what it
-would have said is decided again, in the same way.
+An event is on disk before it takes effect. A line that a kill has cut is removed when the search resumes, and the same
+decision is made again.
 """
 
 import json
@@ -15,7 +15,7 @@ from tfdist.tune.search.search_history import Event, event_from_json, event_to_j
 
 
 class Journal:
-    """Appends events to a file."""
+    """A journal, to which events are appended."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "ab")  # noqa: SIM115 - closed by `close`
@@ -36,7 +36,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """Yield the whole events of a journal; one that is cut is left out."""
+    """Yield the events of a journal, without a line that was cut."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

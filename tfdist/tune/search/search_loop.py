@@ -1,6 +1,6 @@
-"""The loop of a search: events into the history and the journal, decisions out to what runs trials.
+"""The loop of a search: it takes events into the history and the journal, and gives decisions to the runner.
 
-Neither the clock nor a process is known here: `Runner` has them, and tests run the loop on simulated trials.
+It knows neither a clock nor a process: `Runner` has them, and tests run the loop on simulated trials.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,23 +23,23 @@ from tfdist.tune.search.search_schedulers import Scheduler, restarts
 
 
 class Runner(Protocol):
-    """Runs trials on slots."""
+    """A runner of trials on slots."""
 
     def start(self, trial: int, history: History) -> None:
-        """Start, or start again, the process of a trial; its backup and its values decide where it begins."""
+        """Start the process of a trial, perhaps again; it begins from its backup with its values."""
 
     def stop(self, trial: int) -> None:
         """Ask a trial to end; an `End` follows."""
 
     def clone(self, trial: int, donor: int) -> None:
-        """Give a paused trial the backup of another one; doing it twice is the same as once."""
+        """Give a paused trial the backup of another one; a second call changes nothing."""
 
     def events(self, history: History) -> Iterable[Event]:
-        """Wait for what happens next: declarations, reports and ends, those of a trial in order."""
+        """Wait for the next declarations, reports and ends, those of each trial in order."""
 
 
 class Loop:
-    """A search that runs until nothing is left to do, from an empty history or a resumed one."""
+    """The loop of a search, which runs until nothing is left to do, from an empty history or a resumed one."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Loop:
         self._write, self._tell = write, tell
 
     def run(self) -> None:
-        """Run to the end.
+        """Run the search to its end.
 
-        After a kill: a clone is made again unless its donor has gone on, which it does after the copy. What was running
-        starts again.
+        After a kill, a clone is made again unless its donor has gone on, because a donor goes on after the copy. Trials
+        that were running start again.
         """
         trials, self.history.failures = self.history.trials, 0  # what made trials fail may have been mended
         for trial in trials.values():
@@ -94,7 +94,7 @@ class Loop:
         self._tell(event)
 
     def _is_news(self, event: Event) -> bool:
-        """False for what a trial that was started again says once more."""
+        """Return False for an event that a restarted trial repeats."""
         trial = self.history.trials[event.trial]
         if isinstance(event, Report):
             return event.step not in trial.scores

@@ -34,7 +34,7 @@ def write_parquet(found: Search, path: Path) -> None:
 
 
 def _column(values: list[Any]) -> list[Any]:
-    """Values of one type: a parameter that has numbers and texts is a column of texts."""
+    """Return values of one type: a parameter with numbers and texts becomes a column of texts."""
     kinds = {type(one) for one in values if one is not None}
     if kinds <= {int, float} or len(kinds) <= 1:
         return values
@@ -42,7 +42,7 @@ def _column(values: list[Any]) -> list[Any]:
 
 
 def draw(found: Search, path: Path) -> None:
-    """Parallel coordinates of the parameters beside the curves, both coloured by the best score."""
+    """Draw parallel coordinates of the parameters beside the curves, both coloured by the best score."""
     figure = plot_style.figure_of(13, 5)
     left, right = figure.subplots(1, 2)
     trials = [one for one in found.history.trials.values() if one.best < WORST]
@@ -95,7 +95,7 @@ def _ends(parameter: Parameter) -> str:
 
 
 def to_tensorboard(found: Search, folder: Path) -> None:
-    """A run for each trial: the metric by epochs, and the parameters as a text."""
+    """Write a TensorBoard run for each trial: the metric by epochs, and the parameters as text."""
     try:
         from tfdist.monitor.exporters.tensorboard_exporter import EventFile, scalar, text_summary
     except ImportError as error:
@@ -109,7 +109,7 @@ def to_tensorboard(found: Search, folder: Path) -> None:
 
 
 def to_mlflow(found: Search, where: str) -> None:
-    """A run for each trial in an experiment of the folder's name; a second call adds them again."""
+    """Log a run for each trial in an experiment named after the folder; a second call adds them again."""
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     try:
         from mlflow import MlflowClient

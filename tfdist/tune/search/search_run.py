@@ -1,4 +1,4 @@
-"""A search in a folder: started, resumed, and read."""
+"""Searches in folders: start, resume and read them."""
 
 import functools
 import os
@@ -36,9 +36,9 @@ class Search:
     """A search that has run, or has been read from its folder.
 
     Attributes:
-        folder: where it is.
-        settings: what was searched, and how.
-        history: all trials.
+        folder: the folder of the search.
+        settings: the settings of the search.
+        history: the history, with all trials.
     """
 
     folder: Path
@@ -47,14 +47,14 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best value of the metric; None where no trial has reported one."""
+        """The trial with the best value of the metric; None if no trial has reported one."""
         return self.history.best
 
     def table(self) -> list[dict[str, Any]]:
-        """Return a row for each trial: number, status, epochs, the best and the last value, and the parameters.
+        """Return a row for each trial: number, status, epochs, best and last value, and parameters.
 
         Returns:
-            Rows in the order of the trials.
+            The rows, in the order of the trials.
         """
         return [self._row(one) for one in self.history.trials.values()]
 
@@ -72,7 +72,7 @@ class Search:
 
 
 def begin(settings: SearchSettings, folder: Path, *, tell: Tell = lambda event, history: None) -> Search:
-    """Search from the beginning, in a folder that has no search."""
+    """Begin a search in a folder that has none, and run it."""
     _require_new(folder)
     _slots_of(settings)  # refuses what cannot be, before anything is written
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def _require_new(folder: Path) -> None:
 
 
 def go_on(folder: Path, *, slots: int | None = None, tell: Tell = lambda event, history: None) -> Search:
-    """Go on with a search, at the event that its journal has last."""
+    """Resume a search after the last event of its journal."""
     search_journal.repair(folder / JOURNAL)
     found = opened(folder)
     settings, history = found.settings, found.history
@@ -122,7 +122,7 @@ def go_on(folder: Path, *, slots: int | None = None, tell: Tell = lambda event, 
 
 
 def require_asked(settings: SearchSettings, history: History) -> None:
-    """Refuse a space with a name for which no script has asked: its values would change nothing."""
+    """Refuse a space with a name that no script has asked for: its values would change nothing."""
     ended = [one for one in history.trials.values() if one.results]
     if len(ended) < min(_LOOKED_AT, settings.trial_count):
         return
@@ -138,7 +138,7 @@ def require_asked(settings: SearchSettings, history: History) -> None:
 
 
 def opened(folder: Path) -> Search:
-    """The search in a folder, as far as it has come; it may be running."""
+    """Return the search in a folder with its progress so far; it may be running."""
     try:
         text = (folder / SETTINGS).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -161,23 +161,25 @@ def run(
     on_event: Tell = lambda event, history: None,
     **options: Any,
 ) -> Search:
-    """Search with a function, from a program or a notebook.
+    """Search the best parameters of a function, from a program or a notebook.
 
-    Each trial calls the function in a process of its own. It reports through ``callbacks`` or `report`, or returns the
-    metric. Ctrl-C ends the trials; ``resume=True`` goes on.
+    Each trial calls the function in a process of its own. The function reports through ``callbacks`` or `report`, or
+    returns the metric. Ctrl-C ends the trials; ``resume=True`` goes on.
 
     Args:
-        function: called with the parameters of the trial. It is sent as `tfdist.jobs.notebook` sends one.
-        space: ranges as texts such as "log:1e-4:1e-1", or lists of values; None: what the function declares.
-        folder: of the search, new unless it is resumed.
-        resume: whether to go on with the search in the folder, whose options count.
-        on_event: called with each event and the history.
-        options: `metric`, `mode`, `scheduler`, `sampler`, `trials`, `epochs`, `min_epochs`, `eta`, `perturb`, `seed`,
-            `slots`, `restarts`: as in ``tfdist search --help``.
+        function: the function, which is called with the parameters of the trial. It is sent as by
+            `tfdist.jobs.notebook`.
+        space: the parameters by name, as ranges such as "log:1e-4:1e-1" or lists of values; None: the function declares
+            them.
+        folder: the folder of the search, new unless it is resumed.
+        resume: whether to resume the search in the folder, with the options of that search.
+        on_event: a function that is called with each event and the history.
+        options: the options `metric`, `mode`, `scheduler`, `sampler`, `trials`, `epochs`, `min_epochs`, `eta`,
+            `perturb`, `seed`, `slots`, `restarts`: see ``tfdist search --help``.
     Returns:
-        The search, with its best trial and the table of all.
+        The search, with its best trial and the table of all trials.
     Raises:
-        ConfigError: an option that cannot be, or the folder has a search.
+        ConfigError: an option is not allowed, or the folder already has a search.
         UnsupportedError: the function cannot be sent.
         WorkerFailedError: the first trials have failed.
 
@@ -216,7 +218,7 @@ def run(
 
 
 def _trial(function: Callable[[HyperParameters], Any]) -> None:
-    """Call the function in the process of a trial; a number that it returns is a report of the last epoch."""
+    """Call the function in the process of a trial; a number that it returns is reported for the last epoch."""
     value = function(parameters())
     request = requested()
     if request is not None and value is not None and not isinstance(value, bool) and hasattr(value, "__float__"):

@@ -1,6 +1,6 @@
-"""Decisions on which trials start, go on, stop or are cloned: pure functions of the history.
+"""The schedulers that decide which trials start, resume, stop or are cloned: pure functions of the history.
 
-`decide` returns what may happen now, in order, on at most as many slots as are free. The same history gives the same
+`decide` returns the next decisions in order, for at most as many slots as are free. The same history gives the same
 decisions. Trials are numbered in the order of their starts; ties go to the lower number.
 """
 
@@ -30,14 +30,14 @@ _OUT = (Status.STOPPED, Status.FAILED)
 
 
 class Scheduler(Protocol):
-    """Decides what happens next in a search."""
+    """A scheduler, which makes the decisions of a search."""
 
     def decide(self, history: History) -> list[Decision]:
-        """Return the decisions for this moment; none while nothing runs means that the search has ended."""
+        """Return the next decisions; if there are none and nothing runs, the search has ended."""
 
 
 def rungs_of(most: int, least: int, eta: int) -> tuple[int, ...]:
-    """The epochs at which trials are compared: `most`, and each time a part of it, down to `least`.
+    """Return the epochs at which trials are compared: `most`, divided by `eta` again and again down to `least`.
 
     Example:
         >>> rungs_of(81, 1, 3), rungs_of(100, 4, 3)
@@ -61,7 +61,7 @@ def _new(history: History, sampler: Sampler, trials: int, *, until: int, most: i
 
 @dataclass(frozen=True, kw_only=True)
 class Complete:
-    """Every trial trains to the end: a random search, or a grid."""
+    """The scheduler that trains every trial to the end, for a random search or a grid."""
 
     sampler: Sampler
     trials: int
@@ -73,9 +73,10 @@ class Complete:
 
 @dataclass(frozen=True, kw_only=True)
 class Median:
-    """A trial stops if its best score is worse than the median of the others' mean scores up to the same epoch.
+    """The median rule: a trial stops if its best score is worse than the median of the others' mean scores so far.
 
-    From `least` epochs on, and against at least `others` trials. Source: D. Golovin et al., "Google Vizier", 2017.
+    The rule holds from `least` epochs on, against at least `others` trials. Source: D. Golovin et al., "Google Vizier",
+    2017.
     """
 
     sampler: Sampler
@@ -101,8 +102,8 @@ class Median:
 class Asha:
     """Asynchronous successive halving by promotion.
 
-    A free slot goes to the best trial that is among the best 1/eta of the highest rung that has one, and has not been
-    promoted; else to a new trial. Source: L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2020,
+    A free slot goes to a trial that is among the best 1/eta of its rung and was not promoted yet, at the highest such
+    rung; else to a new trial. Source: L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2020,
     Algorithm 2.
     """
 
@@ -123,9 +124,9 @@ class Asha:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperband:
-    """Brackets of successive halving with different first rungs; a rung is compared when all of it have ended.
+    """Hyperband: brackets of successive halving with different first rungs; whole rungs are compared.
 
-    Trials go on from their backups, so that a bracket costs less than in the paper, which trains anew at each rung.
+    Trials resume from their backups, so a bracket costs less than in the paper, which trains anew at each rung.
     Free slots start the next bracket. Source: L. Li et al., "Hyperband", 2018.
     """
 
@@ -135,7 +136,7 @@ class Hyperband:
     eta: int
 
     def brackets(self) -> Iterator[tuple[range, tuple[int, ...]]]:
-        """The trials of each bracket, and their rungs."""
+        """Yield the trials of each bracket, and their rungs."""
         first, count = 0, len(self.rungs)
         while first < self.trials:
             for halvings in reversed(range(count)):
@@ -175,10 +176,10 @@ class Hyperband:
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """Population-based training: every `interval` epochs the worst go on from the best, with values moved a little.
+    """Population-based training: every `interval` epochs, the worst trials continue from the best with new values.
 
-    All members are compared at the same epoch, when all have reached it, so decisions do not depend on which was
-    faster. Source: M. Jaderberg et al., "Population Based Training of Neural Networks", 2017.
+    All members are compared when all have reached the same epoch, so decisions do not depend on speed. Source: M.
+    Jaderberg et al., "Population Based Training of Neural Networks", 2017.
     """
 
     sampler: Sampler

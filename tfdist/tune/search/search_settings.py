@@ -1,4 +1,4 @@
-"""The request behind `tfdist search`, valid once it exists, and what it makes of it: a scheduler and a history."""
+"""The settings of `tfdist search`, checked when they are made, and the scheduler and history that follow from them."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class SearchSettings:
         target: the script, the name of a module, or the name of a function.
         arguments: the arguments of the script.
         is_module: whether `target` is a module.
-        space: the parameters; empty: the script declares them.
+        space: the parameters by name; empty: the script declares them.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -186,7 +186,7 @@ class SearchSettings:
 
 
 def gpu_count(environ: Mapping[str, str]) -> int:
-    """The GPUs that this process may use.
+    """Return the number of GPUs that this process may use.
 
     Example:
         >>> gpu_count({"CUDA_VISIBLE_DEVICES": "0,3"}), gpu_count({"CUDA_VISIBLE_DEVICES": "-1"})

@@ -1,4 +1,4 @@
-"""Hyper-parameters: their ranges, how values are drawn, and how `lr=log:1e-4:1e-1` is read.
+"""Hyper-parameters: their ranges, the drawing of values, and the parsing of `lr=log:1e-4:1e-1`.
 
 Example:
     >>> space = parse_space(["lr=log:1e-4:1e-1", "units=32,64,128", "depth=int:1:4", "norm=bool"])
@@ -32,7 +32,7 @@ _PERTURBED = (0.8, 1.2)
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `step` is added, or multiplied where the range is logarithmic."""
+    """Numbers from `low` to `high`, both included; `step` is a difference, or a ratio if the range is logarithmic."""
 
     low: float
     high: float
@@ -59,7 +59,7 @@ class Range:
         return round(value) if self.is_integer else float(value)
 
     def points(self) -> list[Value] | None:
-        """All values; None where they are not countable."""
+        """Return all values of the range; None if they are not countable."""
         if self.step is None and not (self.is_integer and not self.is_log):
             return None
         step, found, count = self.step or 1, [], 0
@@ -76,7 +76,7 @@ class Range:
         return self._typed(source.uniform(self.low, self.high))
 
     def perturb(self, value: Value, source: random.Random) -> Value:
-        """A value near another one: a fifth more or less, and another number where there is one."""
+        """Return a value near another one: a fifth more or less, and a different number if there is one."""
         before, factor = float(value), source.choice(_PERTURBED)
         moved = before * factor if before else (self.high - self.low) * (factor - min(_PERTURBED)) / 4
         if (points := self.points()) is not None:
@@ -90,7 +90,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of some values."""
+    """A choice of one value from a list."""
 
     values: tuple[Value, ...]
 
@@ -108,7 +108,7 @@ class Choice:
         return source.choice(self.values)
 
     def perturb(self, value: Value, source: random.Random) -> Value:
-        """A neighbour of a value in the list."""
+        """Return a neighbour of a value in the list."""
         place = self.values.index(value) + source.choice((-1, 1))
         return self.values[place] if 0 <= place < len(self.values) else value
 
@@ -130,7 +130,7 @@ def checked(name: str, parameter: Parameter) -> Parameter:
 
 
 def parse_space(texts: Iterable[str]) -> dict[str, Parameter]:
-    """The space of `--space NAME=RANGE` options."""
+    """Return the space that `--space NAME=RANGE` options describe."""
     found: dict[str, Parameter] = {}
     for one in texts:
         name, equals, rest = one.partition("=")
@@ -185,7 +185,7 @@ def _value(text: str) -> Value:
 
 
 def from_python(space: Mapping[str, Any]) -> dict[str, Parameter]:
-    """The space that a program passes: ranges as texts, sequences of values, or parameters.
+    """Return the space that a program describes with ranges as texts, sequences of values, or parameters.
 
     Example:
         >>> from_python({"units": [32, 64], "lr": "log:1e-4:1e-1"})["units"]
@@ -209,7 +209,7 @@ def from_python(space: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def drawn(space: Space, *, seed: int, trial: int) -> dict[str, Value]:
-    """The random values of a trial; each depends on seed, trial and name alone."""
+    """Return the random values of a trial; each depends on seed, trial and name alone."""
     return {name: draw_one(name, one, seed=seed, trial=trial) for name, one in space.items()}
 
 
@@ -218,7 +218,7 @@ def draw_one(name: str, parameter: Parameter, *, seed: int, trial: int) -> Value
 
 
 def grid(space: Space) -> list[dict[str, Value]]:
-    """All combinations; the last name varies fastest."""
+    """Return all combinations of values; the last name varies fastest."""
     columns = []
     for name, one in space.items():
         points = one.points()

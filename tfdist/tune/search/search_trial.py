@@ -1,4 +1,4 @@
-"""The side of a trial: what the search has asked for, the values of parameters, and reports, as files of the job."""
+"""The process of a trial: the request of the search, the values of parameters, and reports, as files of the job."""
 
 import atexit
 import json
@@ -70,7 +70,7 @@ class HyperParameters:
     Outside of a search every parameter has its default.
 
     Args:
-        request: of the search; `parameters` passes it.
+        request: the request of the search, which `parameters` passes; None outside of a search.
 
     Example:
         >>> hp = parameters()
@@ -91,19 +91,19 @@ class HyperParameters:
         sampling: str | None = "linear",
         default: float | None = None,
     ) -> float:
-        """Return a float.
+        """Declare a float parameter, and return its value.
 
         Args:
-            name: of the parameter.
+            name: the name of the parameter.
             min_value: the smallest value.
             max_value: the largest value, included.
-            step: the distance of values, or their ratio if they are logarithmic.
-            sampling: "linear" or "log".
-            default: outside of a search; ``min_value`` by default.
+            step: the distance between values, or their ratio if they are logarithmic.
+            sampling: the distribution of values, "linear" or "log".
+            default: the value outside of a search; ``min_value`` by default.
         Returns:
             The value of this trial.
         Raises:
-            ConfigError: an empty range, or a value of the search's that is no number.
+            ConfigError: the range is empty, or the value of the search is not a number.
         """
         default = min_value if default is None else default
         return float(self._declare(name, _range(name, min_value, max_value, step, sampling, is_integer=False), default))
@@ -117,19 +117,19 @@ class HyperParameters:
         sampling: str | None = "linear",
         default: int | None = None,
     ) -> int:
-        """Return an integer.
+        """Declare an integer parameter, and return its value.
 
         Args:
-            name: of the parameter.
+            name: the name of the parameter.
             min_value: the smallest value.
             max_value: the largest value, included.
-            step: the distance of values, or their ratio if they are logarithmic.
-            sampling: "linear" or "log".
-            default: outside of a search; ``min_value`` by default.
+            step: the distance between values, or their ratio if they are logarithmic.
+            sampling: the distribution of values, "linear" or "log".
+            default: the value outside of a search; ``min_value`` by default.
         Returns:
             The value of this trial.
         Raises:
-            ConfigError: an empty range, or a value of the search's that is no number.
+            ConfigError: the range is empty, or the value of the search is not a number.
         """
         default = min_value if default is None else default
         return int(self._declare(name, _range(name, min_value, max_value, step, sampling, is_integer=True), default))
@@ -137,13 +137,14 @@ class HyperParameters:
     def Choice(  # noqa: N802
         self, name: str, values: list[Any], ordered: bool | None = None, default: Any = None
     ) -> Any:
-        """Return one of some values.
+        """Declare a choice from some values, and return the chosen one.
 
         Args:
-            name: of the parameter.
-            values: numbers, texts or bools.
-            ordered: taken for Keras Tuner's sake; neighbours in the list count as near.
-            default: outside of a search; the first by default.
+            name: the name of the parameter.
+            values: the values to choose from: numbers, texts or bools.
+            ordered: ignored, and accepted for compatibility with Keras Tuner; neighbours in the list always count as
+                near.
+            default: the value outside of a search; the first value by default.
         Returns:
             The value of this trial.
         Raises:
@@ -153,11 +154,11 @@ class HyperParameters:
         return self._declare(name, parameter, values[0] if default is None else default)
 
     def Boolean(self, name: str, default: bool = False) -> bool:  # noqa: N802
-        """Return True or False.
+        """Declare a boolean parameter, and return its value.
 
         Args:
-            name: of the parameter.
-            default: outside of a search.
+            name: the name of the parameter.
+            default: the value outside of a search.
         Returns:
             The value of this trial.
         """
@@ -167,11 +168,11 @@ class HyperParameters:
         """Return the value of a parameter that was declared before.
 
         Args:
-            name: of the parameter.
+            name: the name of the parameter.
         Returns:
             The value of this trial.
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: there is no parameter with this name.
         """
         if name not in self.values:
             hint = validation.nearest(name, self.values)
@@ -212,9 +213,9 @@ def _range(
 
 
 def parameters() -> HyperParameters:
-    """Return the values of this trial; each is declared where it is asked for.
+    """Return the parameters of this trial, each of which is declared where its value is requested.
 
-    Without ``--space`` the declarations are the space of the search. With it, names that it lacks have their defaults.
+    Without ``--space``, the declarations are the space of the search. With it, names that it lacks have their defaults.
 
     Returns:
         An object with `Float`, `Int`, `Choice`, `Boolean`, `get` and `values`.
@@ -227,17 +228,17 @@ def parameters() -> HyperParameters:
 
 
 def report(metrics: Mapping[str, float] | float, step: int) -> None:
-    """Report to the search from a training loop of your own; `callbacks` does it for `fit`.
+    """Report to the search from a custom training loop; `callbacks` does this for `fit`.
 
-    It does nothing outside of a search. Where the trial pauses it ends the process, with code 0: save what the loop
-    needs in `folder` before. A trial that has saved nothing begins anew when it is resumed; that costs time alone.
+    It does nothing outside of a search. If the trial pauses here, it ends the process with code 0, so save the state of
+    the loop in `folder` first. A resumed trial without saved state begins anew, which costs only time.
 
     Args:
-        metrics: the metric of the search by its name, beside others; or its value alone.
-        step: how many epochs, or other units, are behind it; 1 or more, and more at each report.
+        metrics: the metric of the search by its name, perhaps with other metrics; or its value alone.
+        step: the number of finished epochs, or other units; at least 1, and larger at each report.
     Raises:
         ConfigError: the metric is missing.
-        ConfigTypeError: it is no number.
+        ConfigTypeError: the metric is not a number.
         SystemExit: the trial pauses here.
 
     Example:
@@ -254,7 +255,7 @@ def report(metrics: Mapping[str, float] | float, step: int) -> None:
 
 
 def folder() -> Path | None:
-    """Return the folder of this trial, for what the script saves; None outside of a search.
+    """Return the folder of this trial, for files that the script saves; None outside of a search.
 
     Example:
         >>> folder() is None
@@ -287,7 +288,7 @@ def write_report(request: TrialRequest, metrics: Mapping[str, Any], step: int) -
 
 
 def _flush_summaries() -> None:
-    """Do what the teardown of TensorFlow would do, which a forked trial leaves out."""
+    """Flush summaries, as TensorFlow's teardown would do; a forked trial skips the teardown."""
     if "tensorflow" in sys.modules:
         from tfdist.compat import initialized
 
@@ -295,7 +296,7 @@ def _flush_summaries() -> None:
 
 
 def _append(path: Path, content: Mapping[str, Any]) -> None:
-    """Append a line at once, so that a reader never sees half of one that another writer has interrupted."""
+    """Append a line in one write, so that a reader never sees lines of two writers mixed."""
     line = json.dumps(content).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -306,7 +307,7 @@ def _append(path: Path, content: Mapping[str, Any]) -> None:
 
 @dataclass
 class ReportFiles:
-    """Reads what a trial has written since the last look."""
+    """A reader of the lines that a trial has written since the last look."""
 
     trial: int
     folder: Path

@@ -1,7 +1,7 @@
-"""The callbacks of a trial: they report each epoch, end `fit` at the rung, and resume it from its backup.
+"""The callbacks of a trial, which report each epoch, end `fit` at the rung, and resume it from its backup.
 
-The backup is of the end of an epoch and knows nothing of the pause, so a resumed trial trains as one that was never
-paused.
+The backup is made at the end of an epoch and does not depend on the pause, so a resumed trial trains like one that was
+never paused.
 """
 
 import sys
@@ -18,11 +18,11 @@ from tfdist.tune.search.search_trial import BACKUP, TrialRequest, requested, wri
 
 
 def callbacks() -> list[keras.callbacks.Callback]:
-    """Return the callbacks that make a `fit` a trial: a backup to resume from, and one that reports; none elsewhere.
+    """Return the callbacks that make a `fit` a trial: a backup, and a reporter; none outside of a search.
 
-    Put them behind your own. They report the metric after each epoch, and end the process where the trial pauses:
-    the lines behind `fit` run for a trial that has trained to the end. Let `fit` train as many epochs as the search
-    gives at most.
+    Put them after your own. They report the metric after each epoch, and end the process where the trial pauses: the
+    code after `fit` runs only in a trial that has trained to the end. Let `fit` train as many epochs as the search
+    allows at most.
 
     Guaranteed, with deterministic ops: a paused trial that is resumed has the weights of one that was never paused, bit
     for bit, as `tfdist.callbacks.BackupAndRestore` says. A clone of another trial has its weights and slots; its
@@ -43,7 +43,7 @@ def callbacks() -> list[keras.callbacks.Callback]:
 
 
 class TrialReporter(keras.callbacks.Callback):
-    """Reports, and adds `_Pause` behind the session of the backup, which has then saved the epoch."""
+    """The callback that reports, and adds `_Pause` after the session of the backup, which saves the epoch first."""
 
     def __init__(self, request: TrialRequest) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class TrialReporter(keras.callbacks.Callback):
             fit.callbacks.callbacks.append(_Pause(self._request, self))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Note the learning rates that the script has set, before the optimizer is restored.
+        """Record the learning rates that the script has set, before the optimizer is restored.
 
         A step that makes variables is traced twice, which takes longer than the training of a short trial.
         """
@@ -81,7 +81,7 @@ class TrialReporter(keras.callbacks.Callback):
 
 
 class _Pause(keras.callbacks.Callback):
-    """Comes last: sets the learning rate of a clone, and ends the process at the rung."""
+    """The last callback, which sets the learning rate of a clone, and ends the process at the rung."""
 
     def __init__(self, request: TrialRequest, reporter: TrialReporter) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _Pause(keras.callbacks.Callback):
         self._reporter = reporter
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Set the rates that the script sets otherwise than the run whose backup this is; the rest are restored."""
+        """Set the rates in which the script differs from the run that made the backup; the others are restored."""
         own, before = self._reporter.compiled, self._reporter.restored
         for variable, value, old in zip(learning_rates(self.model), own, before or own, strict=False):
             if value != old:
@@ -114,6 +114,6 @@ class _Pause(keras.callbacks.Callback):
 
 
 def learning_rates(model: keras.Model) -> list[Any]:
-    """The variables of learning rates that follow no schedule."""
+    """Return the variables of learning rates without a schedule."""
     optimizers = keras_model.optimizers(model)
     return [one for optimizer in optimizers for one in keras_optimizer.learning_rate_variables(optimizer)]

@@ -1,7 +1,8 @@
 """The `tfdist run` command of a trial, and the slots of a launcher that it takes: pure functions.
 
-A trial of one process of this machine is no job: it is forked. Every other one is a job of a launcher, which starts and
-ends it as any other job. Where the hosts are known, a slot is places on them; else the launcher's queue has the trials.
+A trial with one process on this machine is not a job: it is forked. Every other trial is a job of a launcher, which
+    starts and ends it like any other job. If the hosts are known, a slot is a set of places on them; else trials wait
+    in the launcher's queue.
 """
 
 import shlex
@@ -19,7 +20,7 @@ _OWN = ("-n", "--workers", "--strategy", "-m", "--hosts", "--engine", "--gpus-pe
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A place where a trial runs: words of `tfdist run`, and variables of its own."""
+    """A slot for a trial: options of `tfdist run`, and environment variables."""
 
     words: tuple[str, ...] = ()
     variables: Mapping[str, str] | None = None
@@ -30,14 +31,14 @@ def launcher_of(settings: SearchSettings) -> str:
 
 
 def is_forked(settings: SearchSettings) -> bool:
-    """Whether a trial is one process of this machine, which takes no `tfdist run`."""
+    """Return whether a trial is one process on this machine, which needs no `tfdist run`."""
     is_plain = settings.workers_per_trial == 1 and settings.strategy is None
     has_options = settings.run_options is not None or settings.gpus_per_worker is not None
     return is_plain and not has_options and launcher_of(settings) == "local"
 
 
 def slots_of(settings: SearchSettings, count: int | None, environ: Mapping[str, str], cores: int) -> tuple[Slot, ...]:
-    """The slots of a search: so many, or as many as there are places for.
+    """Return the slots of a search: the given number, or as many as there are places for.
 
     Example:
         >>> settings = SearchSettings(target="train.py", hosts="a:2,b:2", workers_per_trial=2)
@@ -84,7 +85,7 @@ def slots_of(settings: SearchSettings, count: int | None, environ: Mapping[str, 
 
 
 def command_of(settings: SearchSettings, slot: Slot) -> tuple[str, ...]:
-    """The words after `tfdist` that run a trial on a slot."""
+    """Return the words after `tfdist` that run a trial on a slot."""
     gpus = settings.gpus_per_worker
     return (
         *("run", "-n", str(settings.workers_per_trial), *slot.words),
@@ -108,7 +109,7 @@ def _asked(count: int | None, launcher: str) -> int:
 
 
 def _slot(settings: SearchSettings, engine: tuple[str, ...], places: list[tuple[Host, int]]) -> Slot:
-    """A slot on these places; with GPUs, each place has its own of its host."""
+    """Return a slot on these places; on hosts with GPUs, each place has GPUs of its own."""
     first: dict[str, tuple[Host, int, int]] = {}
     for host, place in places:
         _, begin, count = first.get(host.name, (host, place, 0))
@@ -130,7 +131,7 @@ def _slot(settings: SearchSettings, engine: tuple[str, ...], places: list[tuple[
 
 
 def _require_whole_hosts(slots: list[list[tuple[Host, int]]], launcher: str) -> None:
-    """Refuse several trials on a host whose GPUs the launcher itself gives to it: all would see the same ones."""
+    """Refuse several trials on a host whose launcher assigns the GPUs: all trials would see the same ones."""
     hosts = [name for places in slots for name in {host.name for host, _ in places}]
     if len(set(hosts)) < len(hosts):
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""Runs trials on slots: processes forked from one that has imported TensorFlow, or `tfdist run` with a launcher.
+"""The running of trials on slots: forked from a process that has imported TensorFlow, or by `tfdist run`.
 
-A forked trial costs no import of TensorFlow. Where nothing can be forked, it is started anew.
+A forked trial saves the import of TensorFlow. Where a process cannot be forked, it is started anew.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _Running:
 
 
 class TrialSlots:
-    """The slots of a search, and what runs on them."""
+    """The slots of a search, and the trials that run on them."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TrialSlots:
         return trial_folder(self._folder, trial)
 
     def _serve(self) -> None:
-        """Start the process that trials are forked from; Linux has it alone."""
+        """Start the process that trials are forked from; only on Linux."""
         if self._server is None and self._forks and sys.platform == "linux":
             settings = self._settings
             place = os.getcwd() if settings.is_module else os.path.dirname(os.path.realpath(settings.target))
@@ -142,7 +142,7 @@ class TrialSlots:
                 yield self._end(number, code, reported, one, until=history.trials[number].until)
 
     def close(self) -> None:
-        """End what runs; each saves where it is."""
+        """End the running trials; each saves its state."""
         with contextlib.suppress(TfdistError):
             for one in self._running.values():
                 one.handle.signal(signal.SIGTERM)
@@ -226,7 +226,7 @@ def trial_folder(search: Path, trial: int) -> Path:
 
 
 def forget_trials(search: Path, known: int) -> None:
-    """Remove the folders of trials that the journal does not know: a kill came before their start was written."""
+    """Remove the folders of trials that are not in the journal: a kill came before their start was written."""
     for folder in sorted((search / "trials").glob("*")):
         if folder.name.isdecimal() and int(folder.name) >= known:
             shutil.rmtree(folder)

@@ -1,1 +1,1 @@
-"""Tables as sources: CSV, Parquet, and tables in memory, all through Arrow."""
+"""Tables as sources: CSV, Parquet, Arrow, and tables in memory, all through Arrow."""

@@ -1,5 +1,6 @@
 """Columns of Arrow -> features, and record batches -> blocks of a source."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -8,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources.protocol import EVERY, Block, Options, spelled
+from tfdist.data.sources.protocol import EVERY, INSIDE, Block, Options, spelled
 from tfdist.data.sources.stored_columns import column
 from tfdist.data.sources.tables import arrow_types, arrow_units
 from tfdist.data.sources.tables.arrow_types import (
     arrow,
+    borrowed,
     innermost,
     is_text,
     nulls_of,
@@ -31,8 +33,9 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # A
 class Columns:
     """The mapping of a table's columns to features.
 
-    `paths`: feature -> the column, and the fields of structs in it, that it is. `fills`: feature -> what replaces null.
-    `masks`: feature that says where another is null -> that other. `where`: the table, for messages.
+    `paths`: feature -> the column, and the fields of structs in it, that it is. `fills`: feature -> what replaces null,
+    and with `INSIDE` behind its name, a null in its lists. `masks`: feature that says where another is null -> that
+    other. `where`: the table, for messages.
     """
 
     schema: Schema
@@ -75,11 +78,7 @@ class Columns:
         filled = column(name, feature, [self.fills[name]], start)
         if nulls.all():
             return np.repeat(filled, len(nulls), axis=0) if isinstance(filled, np.ndarray) else filled * len(nulls)
-        # a row without a value borrows that of a row before it, so that all rows keep their numbers
-        rows = np.where(nulls, -1, np.arange(len(nulls)))
-        rows = np.maximum.accumulate(rows)
-        rows[rows < 0] = np.argmin(nulls)
-        whole = self._whole(name, feature, array.take(arrow().array(rows)), start)
+        whole = self._whole(name, feature, borrowed(array, nulls), start)
         if isinstance(whole, np.ndarray):
             whole = whole if whole.flags.writeable else whole.copy()
             whole[nulls] = filled[0]
@@ -90,14 +89,14 @@ class Columns:
 
     def _whole(self, name: str, feature: Feature, array: Any, start: int) -> Any:
         try:
-            values = _values(feature, array)
+            values = _values(feature, array, self.fills.get(name + INSIDE))
         except _InnerNullError as error:
             _refuse_null(name, start + error.place, self.where, "a list with a null")
         except arrow_types.MisfitError as error:
             raise ConfigError(
                 f"Example {start + error.place} of {self.where}: column {name!r} has {error.what}; every matrix must "
-                f"have the shape {feature.shape}. Give all lists one length; or store the values flat, with their "
-                "numbers as features of their own.",
+                f"have the shape {feature.shape}. Give all lists one length, or leave the row out; or store the values "
+                "flat, with their numbers as features of their own.",
                 name=name,
                 received=error.what,
             ) from error
@@ -175,7 +174,7 @@ def columns_of(
     else:
         found = {}
         for path, kind in flat:  # the first value tells the shape of lists in lists that their type does not say
-            is_untold = first is not None and arrow_types.is_matrix(kind)
+            is_untold = first is not None and arrow_types.is_untold(kind)
             shape = arrow_types.first_shape(_at(first(), path)) if first is not None and is_untold else None
             found[".".join(path)] = feature_of_type(".".join(path), kind, where, shape)
         masks, wanted = masked, Schema(found)
@@ -268,10 +267,12 @@ def _with_unit(feature: Feature, kind: Any) -> Feature:
 
 
 def _check_nulls(options: Options, wanted: Schema, names: Sequence[str], where: str) -> None:
-    for argument, given in (("nulls", options.nulls), ("null_masks", options.null_masks)):
-        if unknown := [name for name in given if name not in names and name != EVERY]:
+    inside = {name + INSIDE for name in names if name not in wanted or wanted[name].shape} - set(names)
+    for argument, known in (("nulls", {*names, *inside, EVERY}), ("null_masks", {*names, EVERY})):
+        if unknown := [name for name in getattr(options, argument) if name not in known]:
             raise ConfigError(
-                f"{argument} names the column {unknown[0]!r}; {where} has {', '.join(map(repr, wanted))}.",
+                f"{argument} names the column {unknown[0]!r}; {where} has {', '.join(map(repr, wanted))}. In nulls, "
+                f"{INSIDE} behind the name of a column of lists means the nulls in them.",
                 name=argument,
                 received=unknown[0],
             )
@@ -293,6 +294,14 @@ def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
                 raise ConfigError(f"nulls: {error}", **fields_of(error)) from error
         else:
             found[name] = value
+    for name, feature in wanted.items():
+        if feature.shape and name + INSIDE in options.nulls:
+            leaf = replace(feature, shape=())
+            value = spelled(leaf, options.nulls[name + INSIDE])
+            try:
+                found[name + INSIDE] = column(name, leaf, [value])[0]
+            except ConfigError as error:
+                raise ConfigError(f"nulls: {error}", **fields_of(error)) from error
     return found
 
 
@@ -309,16 +318,14 @@ class _InnerNullError(Exception):
         self.place = place
 
 
-def _values(feature: Feature, array: Any) -> Any:
-    """The rows of an array without nulls as `column` takes them."""
+def _values(feature: Feature, array: Any, fill: Any = None) -> Any:
+    """The rows of an array without nulls as `column` takes them; `fill` replaces nulls in lists."""
     types = arrow().types
     array = unwrapped(array)
     if arrow_types.is_matrix(array.type) and len(feature.shape) > 1:
-        return values_of(
-            _values(feature, arrow_types.flattened(array, tuple(dim or 0 for dim in feature.shape)))
-        ).reshape(len(array), *(dim or 0 for dim in feature.shape))
+        return _matrices(feature, array, fill)
     if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
-        return _lists(feature, array)
+        return _lists(feature, array, fill)
     if arrow_units.is_counted(array.type):
         if feature.dtype == TEXT:
             return array.cast(arrow().string()).to_pylist()
@@ -331,7 +338,16 @@ def _values(feature: Feature, array: Any) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _lists(feature: Feature, array: Any) -> Any:
+def _matrices(feature: Feature, array: Any, fill: Any) -> Any:
+    shape = tuple(dim or 0 for dim in feature.shape)
+    try:
+        return _leaves(feature, arrow_types.flattened(array, shape), fill).reshape(len(array), *shape)
+    except (_InnerNullError, arrow_units.MisfitError) as error:
+        error.place //= math.prod(shape)
+        raise
+
+
+def _lists(feature: Feature, array: Any, fill: Any) -> Any:
     types = arrow().types
     is_fixed = types.is_fixed_size_list(array.type)
     inner = unwrapped(array.flatten())
@@ -340,16 +356,25 @@ def _lists(feature: Feature, array: Any) -> Any:
     else:
         ends = np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
     try:
-        if inner.null_count:
-            raise _InnerNullError(int(np.argmax(nulls_of(inner))))
-        flat = values_of(_values(feature, inner))
-    except _InnerNullError as error:
-        raise _InnerNullError(int(np.searchsorted(ends, error.place, side="right"))) from error
-    except arrow_units.MisfitError as error:
-        raise arrow_units.MisfitError(int(np.searchsorted(ends, error.place, side="right")), error.why) from error
+        flat = _leaves(feature, inner, fill)
+    except (_InnerNullError, arrow_units.MisfitError) as error:
+        error.place = int(np.searchsorted(ends, error.place, side="right"))
+        raise
     if is_fixed:
         return flat.reshape(len(array), array.type.list_size, *tail(inner.type))
     return [flat[begin:end] for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+
+
+def _leaves(feature: Feature, array: Any, fill: Any) -> NDArray[Any]:
+    """The values of lists, one after the other."""
+    if not array.null_count:
+        return values_of(_values(feature, array))
+    nulls = nulls_of(array)
+    if fill is None or innermost(array.type) != plain(array.type):
+        raise _InnerNullError(int(np.argmax(nulls)))
+    if nulls.all():
+        return values_of([fill] * len(nulls)) if feature.dtype == TEXT else np.full(len(nulls), fill)
+    return arrow_types.leaves_of(_values(feature, borrowed(array, nulls)), nulls, fill)
 
 
 def _shown(array: Any, row: int) -> str:
@@ -362,7 +387,7 @@ def _refuse_null(name: str, row: int, where: str, what: str) -> NoReturn:
         f"Fill it: nulls={{{name!r}: ...}} (--null {name}=...), and null_masks=[{name!r}] (--null-mask "
         f"{name}) keeps where it was; or leave these rows out."
         if what == "null"
-        else "Fill it, or leave these rows out."
+        else f"Fill it: nulls={{{name + INSIDE!r}: ...}} (--null '{name}{INSIDE}=...'); or leave these rows out."
     )
     raise ConfigError(
         f"Example {row} of {where}: column {name!r} is {what}; every example has a value for every feature. {way}",

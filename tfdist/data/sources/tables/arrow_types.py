@@ -16,8 +16,8 @@ def arrow() -> Any:
         import pyarrow
     except ImportError as error:
         raise MissingDependencyError(
-            f"CSV, Parquet and tables in memory need pyarrow, which cannot be imported ({error}). Run: python -m pip "
-            "install 'tfdist[formats]'",
+            f"CSV, Parquet, Arrow and tables in memory need pyarrow, which cannot be imported ({error}). Run: "
+            "python -m pip install 'tfdist[formats]'",
             name="pyarrow",
         ) from error
     return pyarrow
@@ -103,6 +103,21 @@ def values_of(values: Any) -> NDArray[Any]:
     return found
 
 
+def leaves_of(values: Any, nulls: NDArray[np.bool_], fill: Any) -> NDArray[Any]:
+    """Values that were taken for all places, with a fill where there is null."""
+    found = values_of(values)
+    found = found if found.flags.writeable else found.copy()
+    found[nulls] = fill
+    return found
+
+
+def borrowed(array: Any, nulls: NDArray[np.bool_]) -> Any:
+    """An array of which some values are null, where these have a value before or behind them: numbers stay the same."""
+    rows = np.maximum.accumulate(np.where(nulls, -1, np.arange(len(nulls))))
+    rows[rows < 0] = np.argmin(nulls)
+    return array.take(arrow().array(rows))
+
+
 class MisfitError(Exception):
     """A list in a matrix is null, or has another length than all."""
 
@@ -112,6 +127,11 @@ class MisfitError(Exception):
 
 
 def is_matrix(kind: Any) -> bool:
+    """A type is lists in lists."""
+    return len(_levels(kind)) > 1
+
+
+def is_untold(kind: Any) -> bool:
     """A type is lists in lists, and does not say all their sizes."""
     levels = _levels(kind)
     return len(levels) > 1 and not all(levels)
@@ -130,18 +150,16 @@ def first_shape(array: Any) -> tuple[int, ...] | None:
 
 
 def flattened(array: Any, shape: tuple[int, ...]) -> Any:
-    """The values of matrices without nulls, one after the other."""
+    """The values of matrices that are not null themselves, one after the other; some may be null."""
     flat, each = unwrapped(array), 1
     for size in shape:
         if flat.null_count:
-            raise MisfitError(int(np.argmax(nulls_of(flat))) // each, "a null")
+            raise MisfitError(int(np.argmax(nulls_of(flat))) // each, "a null list")
         fixed = getattr(flat.type, "list_size", None)
         lengths = np.full(len(flat), fixed) if fixed is not None else flat.value_lengths().to_numpy()
         if (unlike := np.flatnonzero(lengths != size)).size:
             raise MisfitError(int(unlike[0]) // each, f"a list of {lengths[unlike[0]]} where others have {size}")
         flat, each = unwrapped(flat.flatten()), each * size
-    if flat.null_count:
-        raise MisfitError(int(np.argmax(nulls_of(flat))) // each, "a null")
     return flat
 
 

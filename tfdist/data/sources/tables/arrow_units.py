@@ -1,4 +1,4 @@
-"""Dates, times and decimals of Arrow as integers of a stated unit, exactly or not at all.
+"""Conversion of Arrow's dates, times and decimals into integers of a stated unit, exact or refused.
 
 date                  days since 1970-01-01
 timestamp             s, ms, us or ns since 1970-01-01; with a time zone "... since 1970-01-01 UTC"
@@ -24,7 +24,7 @@ DIGITS = 18  # any such number is an int64
 
 
 class MisfitError(Exception):
-    """A value cannot be had in a unit: its place, and why."""
+    """Raised if a value cannot be expressed in a unit; it has the value's place and the reason."""
 
     def __init__(self, place: int, why: str) -> None:
         super().__init__(why)
@@ -38,13 +38,13 @@ def _arrow() -> Any:
 
 
 def is_counted(kind: Any) -> bool:
-    """Values of an Arrow type are counted in a unit: dates, times, durations, decimals."""
+    """Return whether values of an Arrow type are counted in a unit: dates, times, durations, decimals."""
     types = _arrow().types
     return bool(types.is_temporal(kind) or types.is_decimal(kind))
 
 
 def unit_of(kind: Any) -> str:
-    """The unit in which values of an Arrow type are counted, empty where there is none."""
+    """Return the unit in which values of an Arrow type are counted; empty if there is none."""
     types = _arrow().types
     if types.is_date(kind):
         return "days" + _EPOCH
@@ -58,7 +58,7 @@ def unit_of(kind: Any) -> str:
 
 
 def type_of(unit: str) -> Any:
-    """The Arrow type of text that is counted in a unit; None where any number may be."""
+    """Return the Arrow type as which text in a unit is parsed; None if any number is allowed."""
     pyarrow = _arrow()
     if scale := _SCALE.fullmatch(unit):
         exponent = int(scale["exponent"])
@@ -75,7 +75,7 @@ def type_of(unit: str) -> Any:
 
 
 def counted(array: Any, unit: str) -> Any:
-    """The values of an Arrow array without nulls as counts of a unit: NumPy integers, or Python's if long."""
+    """Return the values of an Arrow array without nulls as counts of a unit: NumPy integers, or Python's if long."""
     own = unit_of(array.type)
     values = _numbers(array)
     wanted = unit or own
@@ -109,7 +109,7 @@ def _factors(own: str, wanted: str) -> tuple[int, int]:
 
 
 def _numbers(array: Any) -> NDArray[np.int64] | list[int]:
-    """The counts in the unit of the array's own type."""
+    """Return the counts in the unit of the array's own type."""
     pyarrow, types = _arrow(), _arrow().types
     kind = array.type
     if not len(array):

@@ -1,4 +1,4 @@
-"""CSV files through pyarrow: column types from the first block of the file, every later row checked against them.
+"""CSV files as sources, through pyarrow: the first block of a file sets the column types, and later rows must fit.
 
 No type loses a digit:
 
@@ -34,7 +34,7 @@ _TOLD = f"Types follow from the first {BLOCK_BYTES >> 20} MiB of the file"
 
 
 def number(kind: Any, texts: Any) -> Feature:
-    """The feature that a column of numbers is."""
+    """Return the feature for a column of numbers."""
     import pyarrow.compute as compute
 
     texts = texts.drop_null()
@@ -58,7 +58,7 @@ def number(kind: Any, texts: Any) -> Feature:
 
 
 def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
-    """A CSV file (TSV where its name says so) with its columns' names in the first line as a source."""
+    """Open a CSV file (TSV by its extension) as a source; the first line has the names of columns."""
     pyarrow = arrow_types.arrow()
     with _opened(path, None, options.delimiter) as reader:
         columns = _names(reader, path)
@@ -108,7 +108,7 @@ def _names(reader: Any, path: str) -> list[str]:
 
 
 def _read(path: str, schema: Schema, names: Iterable[str], delimiter: str | None) -> Iterator[Any]:
-    """Record batches from the beginning of a file; digits that float32 loses are refused unless a user asked for it."""
+    """Yield record batches of a file; digits that float32 loses are refused unless a user asked for float32."""
     narrow = [name for name in names if schema[name].dtype == "float32" and not schema[name].may_round]
     at = 0
     with _opened(path, {name: _type(schema[name]) for name in names}, delimiter) as reader:
@@ -140,7 +140,7 @@ def _feature(name: str, kind: Any, texts: Any, path: str) -> Feature:
 
 
 def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
-    """The first values of some columns as they are spelled."""
+    """Return the first values of some columns as text, as the file spells them."""
     if not names:
         return {}
     kinds = dict.fromkeys(names, arrow_types.arrow().string())
@@ -150,7 +150,7 @@ def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
 
 
 def _type(feature: Feature) -> Any:
-    """The type that pyarrow reads without loss; `column` makes the feature's dtype of it."""
+    """Return the type that pyarrow reads without loss; `column` converts it into the feature's dtype."""
     pyarrow = arrow_types.arrow()
     if feature.shape:
         raise ConfigError(
@@ -176,7 +176,7 @@ def _batches(reader: Any, path: str) -> Iterator[Any]:
 
 
 def _said(message: str, path: str, names: list[str]) -> str:
-    """pyarrow's message by example and column; its rows count the header and begin at 1."""
+    """Return pyarrow's message with example and column; pyarrow counts rows from 1, header included."""
     row = re.search(r"Row #(\d+)", message)
     column = re.search(r"column #(\d+)", message)
     where = f"Example {int(row[1]) - 2} of {path}" if row else path

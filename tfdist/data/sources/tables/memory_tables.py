@@ -1,4 +1,4 @@
-"""Tables in memory (pyarrow, pandas, polars, DuckDB and others), by the protocols that they share, and those of Ray.
+"""Tables in memory as sources (pyarrow, pandas, polars, DuckDB and others, by common protocols), and Ray's data sets.
 
 A `ray.data.Dataset` is read from its beginning, in the order of the data set. By default Ray yields blocks in the order
 in which tasks end. Then the number of an example means nothing, and an interrupted run could not resume, so such a data
@@ -25,7 +25,7 @@ _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_sh
 
 
 def open_table(examples: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
-    """A table as a source; an index of pandas is a column if it has a name, and names of columns become text."""
+    """Return a table as a source; a pandas index becomes a column if it has a name, and column names become text."""
     table = _arrow_table(examples)
     table = table.drop_columns([name for name in table.column_names if _INDEX.fullmatch(name)])
     if not table.num_columns or not table.num_rows:
@@ -61,12 +61,12 @@ def _arrow_table(examples: Any) -> Any:
 
 
 def is_of_ray(value: Any) -> bool:
-    """A value is made by `ray.data`, which is not loaded for it."""
+    """Return whether a value comes from `ray.data`, which is not loaded for this check."""
     return type(value).__module__.partition(".")[0] == "ray" and hasattr(value, "iter_batches")
 
 
 def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
-    """A `ray.data.Dataset` as a source; it is executed as far as its first block."""
+    """Return a `ray.data.Dataset` as a source; it is executed as far as its first block."""
     if not hasattr(dataset, "context") or not hasattr(dataset, "materialize"):
         raise ConfigTypeError(
             f"examples is a {type(dataset).__module__}.{type(dataset).__name__}; which examples such a part of a "
@@ -107,7 +107,7 @@ def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE
 
 
 def _batches(tables: Iterator[Any], wanted: list[str], columns: frozenset[str] | None) -> Iterator[Any]:
-    """Record batches of tables that have the same columns, or those of a schema."""
+    """Yield record batches of tables that have the same columns, or the columns of a schema."""
     at = 0
     for rows in tables:
         missing = [name for name in wanted if name not in rows.column_names]
@@ -127,7 +127,7 @@ def _batches(tables: Iterator[Any], wanted: list[str], columns: frozenset[str] |
 
 
 def _tables(dataset: Any, wanted: Schema | None) -> Iterator[Any]:
-    """Yield the blocks that have rows, tensors as lists of fixed sizes."""
+    """Yield the blocks that have rows, with tensors as lists of fixed sizes."""
     for rows in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
         if rows.num_rows:
             yield _without_tensors(rows, wanted)
@@ -149,7 +149,7 @@ def _without_tensors(rows: Any, wanted: Schema | None) -> Any:
 
 
 def _lists(column: Any, shape: tuple[int, ...]) -> Any:
-    """A column of tensors as one of lists in lists, whose sizes are the shape."""
+    """Return a column of tensors as nested lists, whose sizes are the shape."""
     arrow = arrow_types.arrow()
     if column.null_count:
         raise ConfigError(f"a tensor of {_WHERE} is null; leave its row out first: dataset.filter(...).")

@@ -1,4 +1,4 @@
-"""Parquet files through pyarrow: the row groups that are needed, a few thousand rows at a time."""
+"""Parquet files as sources, through pyarrow: only the row groups that are needed, a few thousand rows at a time."""
 
 import contextlib
 import functools
@@ -35,7 +35,7 @@ def open_parquet(path: str, schema: Schema | None = None, options: Options = NON
 def _rows(
     path: str, columns: list[str], ends: list[int], step: int, start: int, stop: int | None
 ) -> tuple[int, Iterator[Any]]:
-    """Record batches of the row groups that have some of the rows."""
+    """Return the first row and the record batches of the row groups that have some of the rows."""
     begins = [0, *ends]
     stop = begins[-1] if stop is None else stop
     groups = [i for i, end in enumerate(ends) if begins[i] < stop and end > start and end > begins[i]]

@@ -1,4 +1,4 @@
-"""Folders named key=value, as Hive names them: the keys are columns, with the value for all files below the folder.
+"""Folders named key=value, as in Hive: each key is a column, with one value for all files below the folder.
 
 sales/year=2024/country=de/part-0.parquet       year 2024, country "de"
 """
@@ -24,13 +24,13 @@ Keys = tuple[tuple[str, str], ...]
 
 
 def key_of(folder: str) -> tuple[str, str] | None:
-    """The key and the value that a folder's name says, None where it says none."""
+    """Return the key and the value in a folder's name; None if it has none."""
     key, equals, value = folder.partition("=")
     return (urllib.parse.unquote(key), urllib.parse.unquote(value)) if key and equals else None
 
 
 def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature]:
-    """The features of the keys of all files: int64 where all values are whole numbers, else text."""
+    """Return the features of the keys of all files: int64 where all values are whole numbers, else text."""
     first = [key for key, _ in partitions[0]]
     for keys in partitions:
         names = [key for key, _ in keys]
@@ -51,7 +51,7 @@ def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature
 
 
 def constants(keys: Keys, schema: Schema, options: Options, where: str) -> dict[str, Any]:
-    """The value of each key's feature for the examples of one file, of those that the schema has."""
+    """Return the value of each key's feature for the examples of one file, for keys in the schema."""
     found: dict[str, Any] = {}
     for key, value in keys:
         is_null = value == _NULL
@@ -78,7 +78,7 @@ def _value(key: str, feature: Feature, value: str, options: Options, where: str)
 
 
 class Partitioned:
-    """A file's examples, with the values that its folders say."""
+    """The examples of a file, with the values of its folders' keys."""
 
     def __init__(self, source: Source, schema: Schema, values: Mapping[str, Any], keys: Keys) -> None:
         self._source, self.schema, self._values = source, schema, dict(values)

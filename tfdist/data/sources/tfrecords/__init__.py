@@ -1,1 +1,1 @@
-"""TFRecord files as sources, and what their examples consist of."""
+"""TFRecord files as sources, and the schema of their examples."""

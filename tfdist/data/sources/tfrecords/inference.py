@@ -23,7 +23,7 @@ _PICTURES = (*KEPT, "WebP")  # which nothing else begins like
 
 
 def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None, *, tells: bool = False) -> Parsed:
-    """The features of an example or a sequence, as `example.parse` returns them."""
+    """Return the features of an example or a sequence, as `example.parse` returns them."""
     found = example.parse(payload)
     for name, steps in example.sequences(payload).items():
         if name in found:
@@ -45,7 +45,7 @@ def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None, *, tells
 
 
 def shape_of(steps: Sequence[tuple[str, Sequence[Any]]]) -> tuple[int, int]:
-    """The number of steps of a feature list, and of the values in each, which is the same for all."""
+    """Return the number of steps of a feature list, and the number of values in each step, which must be the same."""
     return len(steps), len(steps[0][1]) if steps else 1
 
 
@@ -113,19 +113,19 @@ def looked_at(place: Storage, shards: list[str], *, most: int | None = None, con
 
 
 def as_kept(feature: Feature, kind: str) -> Feature:
-    """A feature as records keep it: as the bytes of an array, or as a list."""
+    """Return a feature as records store it: as the bytes of an array, or as a list."""
     if feature.encoding == "raw" and kind in encodings_of(feature.dtype):
         return replace(feature, encoding=kind)
     return feature
 
 
 class Seen:
-    """Kinds and numbers of values of each feature so far.
+    """The kinds and numbers of values of each feature so far.
 
     A feature list of a sequence is a list of any length, or an array of the shape (steps, values). Any other feature
     with one value in each record is a single value; with a constant number, an array; else, or if some records lack it,
-    a list of any length. A feature without any value is left out. Arrays of bytes are told as bytes, because records do
-    not say it. Bytes that all begin like pictures are pictures.
+    a list of any length. A feature without any value is left out. Arrays that are stored as bytes count as bytes,
+    because records do not state a dtype. Bytes that all begin like pictures are pictures.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Seen:
             raise ConfigError(f"the records of {file} have more than {MOST_FEATURES} features; they are no examples.")
 
     def as_kept(self, schema: Schema) -> Schema:
-        """A user's schema as the records keep it; see `as_kept`."""
+        """Return a user's schema as the records store it; see the function `as_kept`."""
         return Schema({name: as_kept(feature, self._kinds.get(name, "")) for name, feature in schema.items()})
 
     def schema(self, where: str) -> Schema:
@@ -184,7 +184,7 @@ class Seen:
         return Feature(_DTYPES[kind], shape, kind, is_image=is_image)
 
     def _shape_of_list(self, name: str) -> tuple[int | None, ...]:
-        """(None,) for steps of one value, else the shape that a feature list has in all records."""
+        """Return (None,) for steps of one value, else the shape that a feature list has in all records."""
         shapes = self._lists[name]
         if all(values == 1 for _, values in shapes):
             return (None,)

@@ -1,4 +1,4 @@
-"""Existing TFRecord files of tf.train.Example or tf.train.SequenceExample, to be written anew.
+"""Existing TFRecord files of tf.train.Example or tf.train.SequenceExample as sources, to be written anew.
 
 Classes are matched by their names, so that each name has one number in files of several origins.
 """
@@ -33,7 +33,7 @@ _READ_BYTES = 1 << 20  # a record is read in such pieces, so that a corrupt leng
 
 
 def named(schema: Schema, origins: Sequence[Schema]) -> Schema:
-    """A schema whose features take the names of an origin if they have none."""
+    """Return a schema whose features take the class names of an origin if they have none."""
     found = dict(schema)
     for name, feature in schema.items():
         known = [origin[name].names for origin in origins if name in origin and origin[name].names]
@@ -43,7 +43,7 @@ def named(schema: Schema, origins: Sequence[Schema]) -> Schema:
 
 
 def matched(source: Source, own: Schema | None, where: str) -> Source:
-    """A source whose classes have the numbers of its schema."""
+    """Return a source whose classes have the numbers of its schema."""
     tables = {
         name: numbers_of(own[name].names, feature.names, name, where)
         for name, feature in source.schema.items()
@@ -73,7 +73,7 @@ def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: st
 
 
 class Renumbered:
-    """The examples of a source with other numbers for some integers."""
+    """The examples of a source with other class numbers for some features."""
 
     def __init__(self, source: Source, tables: Mapping[str, NDArray[np.int64]], where: str) -> None:
         self._source, self._tables, self._where = source, dict(tables), where
@@ -107,9 +107,10 @@ class Renumbered:
 
 
 def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source:
-    """TFRecord files as one source.
+    """Open TFRecord files as one source.
 
-    Files of `tfdist.data.write` have the schema of their manifest. Of others, 256 records of up to eight files tell it.
+    Files of `tfdist.data.write` have the schema of their manifest. For others, it is inferred from 256 records of up to
+    eight files.
     """
     # other tools leave empty shards; whether a remote compressed file is one shows when it is read
     filled = [
@@ -132,12 +133,12 @@ def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
 
 
 def kept_as(path: str) -> str:
-    """Detect the compression of a file, as `compressed_files.kind_of` does by its first bytes."""
+    """Detect the compression of a file from its first bytes; see `compressed_files.kind_of`."""
     return kind_of(source_files.head(path, HEAD_BYTES))
 
 
 class Records:
-    """The records of a local file, found by their lengths; pickled by its path and their offsets."""
+    """The records of a local file, found by their lengths; pickled as the path and the offsets."""
 
     seekable = True
 
@@ -208,7 +209,7 @@ class Stream:
 
 
 def _payloads(path: str) -> Iterator[bytes]:
-    """The payloads of a file, from its beginning, their checksums checked."""
+    """Yield the payloads of a file from its beginning, after verifying their checksums."""
     kind = kept_as(path)
     if kind == VOID:
         return
@@ -280,7 +281,7 @@ def _block(schema: Schema, own: Schema, payloads: Sequence[bytes], start: int, p
 
 
 def _value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]]]) -> Any:
-    """The value of a feature, whichever way its records keep it."""
+    """Return the value of a feature, however its records store it."""
     kind = parsed[name][0] if name in parsed else ""
     stored = as_kept(feature, kind)
     # integers as they were stored: `column` looks whether the dtype holds them
@@ -288,7 +289,7 @@ def _value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any
 
 
 def _schemas(paths: Sequence[str]) -> dict[str, Schema | None]:
-    """The schema in the manifest next to each file, if that names the file."""
+    """Return the schema in the manifest next to each file, if the manifest names the file."""
     found: dict[str, Manifest | None] = {}
     schemas: dict[str, Schema | None] = {}
     for path in paths:
@@ -310,7 +311,7 @@ def _manifest(folder: str) -> Manifest | None:
 
 
 def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
-    """The schema that records show; see `inference.Seen`."""
+    """Return the schema that records show; see `inference.Seen`."""
     seen = Seen()
     chosen = paths if most is None else paths[:: -(-len(paths) // _SAMPLED_FILES)]
     rest = [path for path in paths if path not in chosen]

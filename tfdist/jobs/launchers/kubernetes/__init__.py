@@ -1,1 +1,1 @@
-"""A job on Kubernetes: what is submitted, as pure functions; a submission that is followed to its end; and its pods."""
+"""Jobs on Kubernetes: manifests as pure functions, submissions that are followed to their end, and pods."""

@@ -1,4 +1,4 @@
-"""Follow a submitted Kubernetes job to its end: output of pod 0, why pods wait, and which failed first."""
+"""The following of a Kubernetes job to its end: the output of pod 0, reasons for waiting, and the first failure."""
 
 import contextlib
 import math
@@ -33,7 +33,8 @@ def submit(
     """Submit a job, show the output of its first pod, and wait for its end; return its exit code.
 
     The Job is created suspended, and owns what is created after it: whenever this process is killed, deleting the Job
-    leaves nothing. Ctrl-C and SIGTERM delete the job, whose pods get SIGTERM and the grace period; again, at once.
+    leaves nothing. Ctrl-C and SIGTERM delete the job, whose pods get SIGTERM and the grace period; a second signal
+    deletes it at once.
     """
     require_writable(request.outputs)
     first = {**made[0], "spec": {**made[0]["spec"], "suspend": True}}
@@ -192,7 +193,7 @@ class _Following:
             self.say(text)
 
     def _outcome(self, seen: Values | None) -> int | None:
-        """The exit code of a job that has ended, once its log was shown; None while it runs."""
+        """Return the exit code of a job that has ended, once its log was shown; None while it runs."""
         held = {} if seen is None else conditions(seen)
         is_done = bool({"Complete", "Completed"} & held.keys())
         if seen is not None and not is_done and "Failed" not in held:
@@ -285,7 +286,7 @@ def why_it_waits(pod: Pod) -> str:
 
 
 def waiting(pods: Iterable[Pod], request: Request) -> str:
-    """The report of waiting pods: why, how many, and what each requests; may be empty.
+    """Return the report of waiting pods: their number, the reason, and the request of each; may be empty.
 
     Example:
         >>> condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available."}
@@ -301,7 +302,7 @@ def waiting(pods: Iterable[Pod], request: Request) -> str:
 
 
 def missing(there: int, complaints: Sequence[str], request: Request) -> str:
-    """The report of pods that were not created, without their names, which change at every attempt.
+    """Return the report of pods that were not created, without their names, which change at every attempt.
 
     Example:
         >>> said = 'Error creating: pods "t-1-x2x4z" is forbidden: exceeded quota: small'
@@ -341,9 +342,9 @@ def how_it_ended(pod: Pod) -> Ended | None:
 
 
 def first_failure(ended: Iterable[Ended]) -> Ended | None:
-    """The pod that failed first; None if none did.
+    """Return the pod that failed first; None if none did.
 
-    A killed pod did not die of its peers' errors: at about the same time, its end is the cause.
+    A killed pod did not fail because of its peers: among ends at about the same time, its end is the cause.
 
     Example:
         >>> def end(index, code, second):
@@ -378,7 +379,7 @@ def described(failure: Ended, *, pods: int, log_is_shown: bool) -> str:
 
 
 def conditions(owner: Mapping[str, Any]) -> dict[str, str]:
-    """The conditions of a Job or a JobSet that hold, with their reasons."""
+    """Return the conditions of a Job or a JobSet that hold, with their reasons."""
     found = owner.get("status", {}).get("conditions", ())
     return {
         one["type"]: ": ".join(filter(None, [one.get("reason"), one.get("message")]))
@@ -393,7 +394,7 @@ def _containers(pod: Pod) -> list[Mapping[str, Any]]:
 
 
 def _seconds(moment: str) -> float:
-    """A moment in seconds; an unknown one is last."""
+    """Return a moment in seconds; an unknown moment comes last."""
     try:
         return datetime.fromisoformat(moment).timestamp()
     except ValueError:

@@ -76,7 +76,7 @@ class Cluster:
         return found if found["metadata"]["uid"] == owner["metadata"]["uid"] else None
 
     def complaints(self, owner: Values) -> list[str]:
-        """The reasons why pods could not be created, such as a quota; the newest last."""
+        """Return the reasons why pods could not be created, such as a quota; the newest last."""
         found = self._core.list_namespaced_event(self.namespace, field_selector="reason=FailedCreate", **_RAW)
         name = owner["metadata"]["name"]
         names, since = {name, f"{name}-{CONTAINER}-0"}, owner["metadata"]["creationTimestamp"]
@@ -133,7 +133,7 @@ class Cluster:
                 raise
 
     def end(self) -> None:
-        """End reads in other threads, which would otherwise hold up the end of the process."""
+        """End reads in other threads, which would otherwise delay the end of the process."""
         self._is_over = True
         for answer in list(self._answers):
             _shut(answer)
@@ -207,7 +207,7 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 
 
 def said(error: Any) -> str:
-    """The message of an error of the API, without what differs each time."""
+    """Return the message of an error of the API, without parts that differ each time."""
     message = re.sub(r"0x[0-9a-f]+", "0x...", str(getattr(error, "reason", None) or error))
     with contextlib.suppress(AttributeError, ValueError, TypeError, KeyError):
         message = json.loads(error.body)["message"]

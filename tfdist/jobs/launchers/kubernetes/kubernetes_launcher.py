@@ -33,7 +33,7 @@ _END_SECONDS = 10.0
 
 
 class KubernetesLauncher(Launcher):
-    """Lets the pods of a job join each other; outside of a pod, submits the job."""
+    """A launcher that lets the pods of a job join each other; outside of a pod, it submits the job."""
 
     name = "kubernetes"
     without_hosts = "makes one pod for each process"
@@ -63,7 +63,7 @@ class KubernetesLauncher(Launcher):
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A pod of a job as it sees itself: its index, all pods, and where they join."""
+    """The pod of this process: its index, all pods, and the address where they join."""
 
     index: int
     hosts: tuple[Host, ...]
@@ -75,7 +75,7 @@ class Pod:
 
 
 def pod_of(environ: Mapping[str, str]) -> Pod | None:
-    """The pod that this process is in; None outside of a job that `tfdist run` has submitted."""
+    """Return the pod that this process is in; None outside of a job that `tfdist run` has submitted."""
     if not all(environ.get(name) for name in ("JOB_COMPLETION_INDEX", K8S_SERVICE.name)):
         return None
     cluster = read(environ)

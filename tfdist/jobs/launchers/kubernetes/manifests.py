@@ -26,12 +26,12 @@ _JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 
 
 def job(request: Request) -> Values:
-    """An indexed Job: one pod for each process, named by its index."""
+    """Return an indexed Job: one pod for each process, named by its index."""
     return _made(request, "batch/v1", "Job", spec={**_job_spec(request), "ttlSecondsAfterFinished": KEPT_SECONDS})
 
 
 def service(request: Request) -> Values:
-    """The headless service of a Job, by which pods find each other before they are ready."""
+    """Return the headless service of a Job, by which pods find each other before they are ready."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -42,7 +42,7 @@ def service(request: Request) -> Values:
 
 
 def job_set(request: Request) -> Values:
-    """A JobSet, which makes the service itself, and restarts all pods where a Job would end."""
+    """Return a JobSet, which creates the service itself, and restarts all pods where a Job would end."""
     of_job = _job_spec(request)
     del of_job["template"]["spec"]["subdomain"]  # it is the JobSet's to set
     failed = {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
@@ -56,7 +56,7 @@ def job_set(request: Request) -> Values:
 
 
 def train_job(request: Request) -> Values:
-    """A TrainJob of Kubeflow's Trainer v2, whose pods are those of `runtime`."""
+    """Return a TrainJob of Kubeflow's Trainer v2, whose pods are those of `runtime`."""
     trainer: Values = {
         "image": request.image,
         "args": list(request.arguments),
@@ -80,7 +80,7 @@ def config_map(request: Request) -> Values:
 
 
 def objects(request: Request) -> list[Values]:
-    """All objects except the Secret, whose values are never printed. The owner of the others comes first.
+    """Return all objects except the Secret, whose values are never printed. The owner of the others comes first.
 
     Example:
         >>> request = Request(name="t", image="i", pods=3, arguments=("python",), script=("t.py", "pass"))
@@ -96,7 +96,7 @@ def objects(request: Request) -> list[Values]:
 
 
 def runtime(image: str = "tfdist:gpu") -> Values:
-    """`tensorflow-distributed`, a ClusterTrainingRuntime of Kubeflow's Trainer v2.
+    """Return `tensorflow-distributed`, a ClusterTrainingRuntime of Kubeflow's Trainer v2.
 
     Trainer has no policy for TensorFlow. The one for JAX sets the number of pods (JAX_NUM_PROCESSES), which is all that
     tfdist needs.
@@ -133,7 +133,7 @@ def as_text(made: Sequence[Values]) -> str:
     yaml = load("yaml")
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
-        """Writes multi-line texts as blocks."""
+        """A YAML dumper that writes multi-line texts as blocks."""
 
     def text_of(dumper: Any, value: str) -> Any:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
@@ -170,7 +170,7 @@ def _job_spec(request: Request) -> Values:
 
 
 def _how_it_ends(*, restarts: int) -> Values:
-    """The end of a Job: the success of pod 0, which supervises, or a failure that no restart mends."""
+    """Return the rules for the end of a Job: success of pod 0, which supervises, or a failure that no restart mends."""
     return {
         "backoffLimit": restarts,
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},

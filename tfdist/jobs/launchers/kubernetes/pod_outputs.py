@@ -1,4 +1,4 @@
-"""Files that a job on Kubernetes writes where it was submitted: a trace, events, output of exporters.
+"""Files that a job on Kubernetes sends to the place of its submission: a trace, events, output of exporters.
 
 The launcher runs in the first pod, whose files vanish with it. They are sent through the pod's log, which is followed
 anyway and needs no further permission: as records, which the follower removes from the lines that it shows.
@@ -27,7 +27,7 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """A file or a folder from the first pod. One that `grows` is only appended to; others are sent at the end."""
+    """A file or a folder from the first pod. A file that `grows` is only appended to; others are sent at the end."""
 
     place: Path
     grows: bool = False
@@ -90,7 +90,7 @@ class _Sender:
 
 @dataclass
 class Receiver:
-    """Takes outputs out of a pod's log, and writes them to their places. A replaced pod gets a new receiver."""
+    """A receiver that takes outputs out of a pod's log, and writes them to their places. Each pod has its own."""
 
     outputs: Sequence[Output]
     say: Callable[[str], None]
@@ -98,7 +98,7 @@ class Receiver:
     _pieces: list[str] = field(default_factory=list)
 
     def shown(self, data: bytes, *, is_last: bool = False) -> bytes:
-        """The part of the log to show; the rest was written, or is kept until more arrives."""
+        """Return the part of the log to show; the rest was written, or is kept until more arrives."""
         data, self._rest = self._rest + data, b""
         shown = b""
         while data:
@@ -167,5 +167,5 @@ def require_writable(outputs: Sequence[Output]) -> None:
 
 
 def _beginning(data: bytes) -> int:
-    """The number of bytes at the end that may begin a record."""
+    """Return the number of bytes at the end that may begin a record."""
     return next((size for size in range(min(len(_MARK), len(data)), 0, -1) if _MARK.startswith(data[-size:])), 0)

@@ -92,7 +92,7 @@ class Request:
 
 
 def job_name(stem: str) -> str:
-    """A unique name for a job of a script.
+    """Return a unique name for a job of a script.
 
     Example:
         >>> job_name("My train")[:-5], len(job_name("é" * 80)) <= 40
@@ -114,7 +114,7 @@ Values = dict[str, Any]
 
 
 def template(request: Request) -> Values:
-    """The pod template of a Job or a JobSet, merged with the user's patch."""
+    """Return the pod template of a Job or a JobSet, merged with the user's patch."""
     spec: Values = {
         "subdomain": request.name,
         "restartPolicy": "Never",  # a policy for failures of pods asks for it
@@ -144,7 +144,7 @@ def variables(request: Request) -> list[Values]:
 
 
 def container(image: str, *, env: list[Values], resources: Mapping[str, str]) -> Values:
-    """A container for a process of the job, without its command."""
+    """Return a container for a process of the job, without its command."""
     made: Values = {
         "name": CONTAINER,
         "image": image,
@@ -172,7 +172,7 @@ def quantities(*, cpus: float | None = None, gpus: float | None = None, memory: 
 
 
 def requirements(resources: Mapping[str, str]) -> Values:
-    """Resources of a container: CPUs are a minimum, everything else is also a limit.
+    """Return the resources of a container: CPUs are a minimum, everything else is also a limit.
 
     Example:
         >>> requirements({"cpu": "4", "memory": "8Gi"})
@@ -183,15 +183,15 @@ def requirements(resources: Mapping[str, str]) -> Values:
 
 
 def shared_memory() -> Values:
-    """The volume for /dev/shm, which otherwise has 64 MiB; it counts as memory of the pod."""
+    """Return the volume for /dev/shm, which otherwise has 64 MiB; it counts as memory of the pod."""
     return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}
 
 
 def failure_policy() -> Values:
     """Return the policy of a Job for the end of a pod.
 
-    An evicted or terminated pod is replaced and is no failure; a killed one is replaced up to the job's restarts. Any
-    other failure ends the job: what can be restarted was restarted inside the pods.
+    An evicted or terminated pod is replaced and does not count as a failure. A killed pod is replaced up to the job's
+    restarts. Any other failure ends the job, because restarts inside the pods have been tried before.
     """
 
     def codes(operator: str, *values: int) -> Values:
@@ -207,7 +207,7 @@ def failure_policy() -> Values:
 
 
 def _topology(request: Request) -> Values:
-    """Placement of pods: on different nodes if there are enough, and in one topology domain if requested."""
+    """Return the placement of pods: on different nodes if there are enough, and in one topology domain if requested."""
     selector = {"matchLabels": dict([request.selector])}
     spread = {
         "maxSkew": 1,
@@ -223,7 +223,7 @@ def _topology(request: Request) -> Values:
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """Values with a patch: mappings are merged by key, lists of named members by name; None removes a key."""
+    """Return values with a patch: mappings are merged by key, lists of named members by name; None removes a key."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         kept = {key: value for key, value in base.items() if patch.get(key, ...) is not None}
         new = {key: merged(kept.get(key), value) for key, value in patch.items() if value is not None}

@@ -1,7 +1,7 @@
 """The actor that holds a bundle of a placement group.
 
-It imports nothing of tfdist: its class travels by value, so that the process that it starts can report what the node
-lacks.
+It imports nothing of tfdist: its class is sent by value, so that the process that it starts can report missing packages
+    of the node.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ _LINES = 30
 
 
 class Place:
-    """Holds a bundle; the first one of a node also runs the host agent."""
+    """An actor that holds a bundle; the first actor of a node also runs the host agent."""
 
     def where(self) -> dict[str, Any]:
-        """The node's address, and the GPUs of this bundle."""
+        """Return the node's address, and the GPUs of this bundle."""
         import ray
 
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return {"address": ray.util.get_node_ip_address(), "devices": [str(one) for one in devices]}
 
     def hold(self) -> None:
-        """Wait for ever: the end of this call means the end of the actor."""
+        """Wait forever: the end of this call means the end of the actor."""
         threading.Event().wait()
 
     def serve(

@@ -28,7 +28,7 @@ _LEARN_SECONDS = 1.0  # for Ray to know why, after a connection's end
 
 
 class RayLauncher(Launcher):
-    """Has Ray choose the nodes, and starts an agent on each in an actor of a placement group."""
+    """A launcher that lets Ray choose the nodes, and starts an agent on each in an actor of a placement group."""
 
     name = "ray"
     all_again = True
@@ -70,7 +70,7 @@ def _demand(remote: Remote) -> Demand:
 
 @dataclass(eq=False, repr=False)
 class Cluster:
-    """Requests hosts and agents from Ray's driver, which runs in a separate process."""
+    """A client that requests hosts and agents from Ray's driver, which runs in a separate process."""
 
     remote: Remote
     environ: Mapping[str, str]
@@ -113,7 +113,7 @@ class Cluster:
 
 
 def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-    """The hosts with their slots, and the variables of each process, host by host.
+    """Return the hosts with their slots, and the variables of each process, host by host.
 
     Example:
         >>> hosts, variables = grouped([{"address": one, "devices": list(gpus)} for one, gpus in ("a0", "b1", "a2")])
@@ -228,7 +228,7 @@ class _Driver(StartedAgents):
         return said
 
     def said(self) -> str:
-        """Known reasons for the end of hosts; Ray may learn them a moment later."""
+        """Return the known reasons for the end of hosts; Ray may learn them a moment later."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._gone, _LEARN_SECONDS)
             return "\n".join(self._ended.values())

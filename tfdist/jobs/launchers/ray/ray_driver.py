@@ -38,7 +38,7 @@ _CURE = (
 
 
 def main() -> None:
-    """Serve the launcher until it is gone."""
+    """Serve the launcher until it has ended."""
     wire = Wire(os.dup(0), os.dup(1))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -111,7 +111,7 @@ class Driver:
         self._group, self._actors = None, []
 
     def _allotted(self, count: int, bundle: dict[str, float], request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the places that Ray has found for the bundles; wait for room, and report what is missing."""
+        """Return the places that Ray has found for the bundles; wait for room, and report missing resources."""
         import ray
         from ray.util import placement_group
 
@@ -140,7 +140,7 @@ class Driver:
         raise TfdistError("the launcher is gone.")
 
     def _held(self, bundle: Mapping[str, float]) -> list[dict[str, Any]]:
-        """Put an actor into each bundle; return where they are."""
+        """Put an actor into each bundle; return their places."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
