@@ -59,28 +59,6 @@ uses = _pywrap_util_port.IsMklEnabled()
 print("asks" if (asked() > before[0]) == uses else "does not ask", "and searches", searched() - before[1])
 """
 
-SLICED = """
-import keras, numpy as np
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from tensorflow.python.eager.polymorphic_function import tracing_compilation
-
-traced, counts = tracing_compilation.trace_function, []
-tracing_compilation.trace_function = lambda *given, **options: (counts.append(1), traced(*given, **options))[1]
-
-def sliced(rows, first=0, **options):
-    counts.clear()
-    x = np.arange(first, first + rows, dtype="float32")
-    batches = list(ArrayDataAdapter(x, batch_size=4, **options).get_tf_dataset())
-    assert sorted(v for b in batches for v in b.numpy()) == x.tolist(), batches
-    return bool(counts), [len(b) for b in batches]
-
-print("first", *sliced(10))
-print("again", *sliced(10, first=100))
-print("others", *sliced(9), *sliced(12))
-keras.utils.set_random_seed(1)
-print("shuffled", *[sliced(10, shuffle=True)[0] for _ in range(2)])
-"""
-
 
 def run(forking: Forks, folder: Path, text: str) -> str:
     script = folder / "script.py"
@@ -116,11 +94,3 @@ def test_operations_without_resources_are_not_asked_for_them(forking: Forks, tmp
 def test_kernels_are_not_searched_for_those_of_onednn(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, SEARCHED)
     assert "asks and searches 0\n" in said, "TensorFlow asks in another place: all tests cost more"
-
-
-def test_arrays_that_are_shaped_alike_are_sliced_by_one_trace(forking: Forks, tmp_path: Path) -> None:
-    said = run(forking, tmp_path, SLICED)
-    assert "first True [4, 4, 2]\n" in said
-    assert "again False [4, 4, 2]\n" in said, "Keras slices arrays otherwise: all tests cost more"
-    assert "others True [4, 4, 1] True [4, 4, 4]\n" in said
-    assert "shuffled True True\n" in said, "seeds belong to a trace"
