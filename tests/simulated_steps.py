@@ -58,7 +58,7 @@ class Driven:
     def __init__(self, folder):  # type: ignore[no-untyped-def]
         self.now, self.count = 10**15, 0
         self._stamps = np.zeros([1024, len(STAMPS)])
-        self.recorder = Recorder(folder / "worker-0", clocks=lambda: (self.now, self.now))
+        self.recorder = Recorder(folder / "worker-0", clocks=lambda: (self.now,) * 2)
         self.recorder.take_stamps_from(lambda: (self.count, self._stamps))
         self._clock = StepClock([self.recorder], now=lambda: self.now)
 

@@ -304,11 +304,7 @@ class Reading(tf_data.Failing):
             _ = self.wrapped  # their mistakes are seen where they are made
 
     def failure(self, text: str) -> TfdistError | None:
-        """Return the error that reading raised and an error of TensorFlow quotes, None where it quotes none.
-
-        Args:
-            text: of TensorFlow's error.
-        """
+        """Return the error that reading raised and the text of TensorFlow's error quotes; None where it quotes none."""
         return self._pipeline.failures.behind(text)
 
     @functools.cached_property

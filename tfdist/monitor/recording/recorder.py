@@ -179,10 +179,11 @@ class Recorder(StepObserver):
             return
         with self._writing:
             self._flushed = self._clocks()[1]
-            if not self._steps or self._closed:
+            ended = len(self._steps)  # before the stamps are read: those of a step that ends meanwhile come later
+            if not ended or self._closed:
                 return
             stamps = np.concatenate([self._left, self._new_stamps()])
-            steps = [self._steps.popleft() for _ in range(len(self._steps) if all_steps else self._done(stamps))]
+            steps = [self._steps.popleft() for _ in range(ended if all_steps else self._done(stamps, ended))]
             if not steps:
                 self._left = stamps
                 return
@@ -196,13 +197,14 @@ class Recorder(StepObserver):
                 self._last_end = int(rows[-1, _END])
             self._ring.add(rows)
 
-    def _done(self, stamps: np.ndarray) -> int:
-        """Count the first steps that have ended on a device too, or that no stamps will come of."""
-        if not self._of_device or len(self._steps) > _MOST_HELD:
-            return len(self._steps)
+    def _done(self, stamps: np.ndarray, ended: int) -> int:
+        """Count the first of the ended steps that have ended on a device too, or that no stamps will come of."""
+        if not self._of_device or ended > _MOST_HELD:
+            return ended
         self._reached = int(stamps[:, Column.GRAPH_END - _FIRST].max(initial=self._reached))
-        is_open = (step.kind is Kind.TRAIN and step.begin > self._reached for step in self._steps)
-        return next((place for place, one in enumerate(is_open) if one), len(self._steps))
+        steps = (self._steps[place] for place in range(ended))  # the thread that steps appends meanwhile
+        is_open = (step.kind is Kind.TRAIN and step.begin > self._reached for step in steps)
+        return next((place for place, one in enumerate(is_open) if one), ended)
 
     def _write(self) -> None:
         try:
