@@ -219,6 +219,7 @@ print("imported" in sys.modules, os.environ["{name}"], os.environ["MINE"], sys.a
         ("TF_ENABLE_ONEDNN_OPTS", "os.environ['MINE'] = '2'", "False 1 2"),
         ("LEARNING_RATE", "", "True 1 1"),
         ("TF_CONFIG", "", "True 1 1"),
+        ("TF_CPP_MIN_LOG_LEVEL", "", "True 1 1"),
         ("TF_ENABLE_ONEDNN_OPTS", "open(__file__ + '.out', 'w').close()", ""),
     ],
 )

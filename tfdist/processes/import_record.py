@@ -16,6 +16,9 @@ Signature = tuple[int, int, int] | None  # inode, size and time of change; None:
 _OF_THE_KERNEL = ("/proc/", "/sys/", "/dev/", "/memfd:")
 _MODULES, _ABOUT_PACKAGES = (".py", ".pyc", ".so"), (".pth", ".dist-info", ".egg-info", ".egg-link")
 _SET_LATER = "HOROVOD_"  # by tfdist, before Horovod reads it
+# Many scripts set these in their first lines. TensorFlow's log has begun, at the level that `tfdist run` chooses, and
+# tfdist has imported Keras with this backend: a worker that begins again would have no more of them.
+_CHANGE_NOTHING = (("TF_CPP_MIN_LOG_LEVEL", None), ("KERAS_BACKEND", "tensorflow"))
 _PASSING = ("__pycache__", f"/{PREFIX}")  # bytecode, and a job's own folder
 # Events after which a script cannot be begun again unseen: it has changed something outside of its process, or started
 # something that goes on.
@@ -109,6 +112,7 @@ class ImportRecord:
             if (
                 is_read_by_imports(str(name))
                 and not str(name).startswith(_SET_LATER)
+                and not any(one == name and its in (None, value) for one, its in _CHANGE_NOTHING)
                 and value != os.environ.get(str(name))
                 and self._begin_again is not None
             ):
