@@ -18,6 +18,7 @@ from tests import private_names
 from tests.private_objects import (
     attention,
     callback,
+    device_queues,
     elements,
     embedding,
     epoch_iterator,
@@ -145,6 +146,14 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_PrefetchDataset": lambda: importlib.import_module("tensorflow.python.data.ops.prefetch_op"),
         "_OptionsDataset": lambda: importlib.import_module("tensorflow.python.data.ops.dataset_ops"),
         **each("_cardinality _find _iterated _made _make _taken", OURS),
+    },
+    "tensorflow/device_batches.py": {
+        **each("_device_iterators _type_spec", device_queues),
+        **each(
+            "_flat_output_shapes _flat_output_types _iterator_resource", lambda: device_queues()._device_iterators[0]
+        ),
+        **each("_component_specs _from_components _serialize _to_components", lambda: tf.TypeSpec),
+        **each("_at _devices _division _error _find _shards _taken", OURS),
     },
     "tensorflow/meshes/mesh_replicas.py": {
         **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),

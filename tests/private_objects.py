@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDeviceIterator
 
 from tfdist.compat.keras import callback_fields as keras_callbacks
 from tfdist.compat.keras.symbolic import tensor_attributes
@@ -37,6 +38,12 @@ def model() -> keras.Model:
 @functools.cache
 def elements() -> Any:
     return iter(tf.data.Dataset.range(2))
+
+
+@functools.cache
+def device_queues() -> Any:
+    """An iterator that hands the elements of a dataset to devices in turn."""
+    return OwnedMultiDeviceIterator(tf.data.Dataset.range(2), devices=["/device:CPU:0"])
 
 
 @functools.cache

@@ -42,7 +42,8 @@ _READ = (
     *("HOROVOD_", "ACC_", "TEST_", "PROTOCOL_BUFFERS_", "TEMPORARILY_", "TRAITLETS_", "WRAPT_", "FREETYPE_"),
 )
 _READ_WHOLE = ("HOME", "LANG", "LANGUAGE", "TZ")
-_OF_ONE_WORKER = ("TF_CONFIG",)  # read by what a script calls
+# Read by what a script calls: the cluster, and how memory of GPUs is taken when TensorFlow first looks for them.
+_OF_ONE_WORKER = ("TF_CONFIG", "TF_FORCE_GPU_ALLOW_GROWTH")
 _LISTS_OF_FOLDERS = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")  # an entry may be relative, or empty
 _STATUS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 _MASKS = ("Cpus_allowed", "Mems_allowed")

@@ -41,7 +41,9 @@ def horovod(groups: Sequence[Sequence[int]]) -> _Made:
 def tensorflow(groups: Sequence[Sequence[int]]) -> _Made:
     import tfdist.strategies
     from tfdist.collectives.backends.tensorflow_collective import of_workers
+    from tfdist.compat.tensorflow import coordination_service
 
+    coordination_service._SILENCE_SECONDS = 20  # some members hear of a death by heartbeats alone
     strategy = tfdist.strategies.MultiWorkerMirroredStrategy(collectives="tensorflow")
     cluster = clusters.from_environment()
     return strategy.workers.collective, [of_workers(cluster, group) for group in groups]
