@@ -22,8 +22,10 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
+from tfdist import cache
 from tfdist.errors import TfdistError
 from tfdist.processes import forking
 from tfdist.processes.import_record import ImportRecord
@@ -85,12 +87,12 @@ def _import(modules: list[str]) -> ImportRecord:
 
 
 def _bound(path: str) -> socket.socket:
-    """A server at the path, where only one that has ended may have been: who starts this process holds a lock."""
-    os.chdir(os.path.dirname(path))  # a whole path may be too long for a socket
+    """Return a server at the path, where only an ended one may have been: the process that starts this holds a lock."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.basename(path))
+        os.unlink(path)
     server = socket.socket(socket.AF_UNIX)
-    server.bind(os.path.basename(path))
+    with cache.reachable(Path(path)) as name:
+        server.bind(name)
     os.chdir("/")
     server.listen(16)
     return server

@@ -71,5 +71,6 @@ def warm_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _with_parent(argv: tuple[str, ...], keeper: int) -> tuple[str, ...]:
     """The command of a worker whose parent is a keeper, and no more the agent."""
-    python, file, option, parent, *words = (*argv, "", "")
-    return (python, file, option, f"{parent}:{keeper}", *words[:-2]) if option == _PARENT else argv
+    if argv[2:3] != (_PARENT,):
+        return argv
+    return (*argv[:3], f"{argv[3]}:{keeper}", *argv[4:])
