@@ -223,8 +223,7 @@ def test_a_member_that_is_killed_ends_the_waits_of_the_others(name: str, forking
     with started(forking, name, 3, ()) as members:
         processes = members.call("begin_to_wait", absent=2, folder=str(tmp_path))
         os.kill(processes[2], signal.SIGKILL)
-        # TensorFlow tells the survivors one after the other: one of them may hear by its own deadline only
-        said = what_became_of([0, 1], tmp_path, late=name == "tensorflow")
+        said = what_became_of([0, 1], tmp_path)
     if name.startswith("native"):  # told by the kernel or by a connection that closes, and not by a deadline
         assert all("member 2 " in text and ("has ended" in text or "has died" in text) for text in said), said
 
@@ -250,18 +249,13 @@ def test_a_member_that_is_killed_beside_process_sets_is_named(forking: Forks, tm
         assert "worker 2 (127.0.0.1:" in reply.detail
 
 
-def what_became_of(ranks: list[int], folder: Path, *, late: bool = False) -> list[str]:
-    """Return the errors with which members have ended their waits; if ``late``, deadlines too, but not of all."""
+def what_became_of(ranks: list[int], folder: Path) -> list[str]:
+    """Return the errors with which members ended their waits."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     found = [folder / f"{rank}.txt" for rank in ranks]
     while not all(path.exists() for path in found):
         assert time.monotonic() < deadline, "a member still waits for one that is gone"
         time.sleep(0.05)
     said = [path.read_text() for path in found]
-    if late:
-        told = [text for text in said if not text.startswith("DeadlineError: ")]
-        assert told, said
-    else:
-        told = said
-    assert all(text.startswith("WorkerLostError: ") and "a sum without one" in text for text in told), said
+    assert all(text.startswith("WorkerLostError: ") and "a sum without one" in text for text in said), said
     return said
