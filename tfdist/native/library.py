@@ -164,7 +164,7 @@ def build(
     force: bool = False,
     on_start: Callable[[str], None] = lambda sentence: None,
 ) -> Built:
-    """Return the library, compiled first if it is not cached. Of several processes one compiles, and the others wait."""
+    """Return the library, compiled first if it is not cached. Of several processes one compiles and the others wait."""
     kept = None if force else find(of, target, environ)
     if kept:
         return Built(path=kept, was="kept")
