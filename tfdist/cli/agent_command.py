@@ -1,4 +1,4 @@
-"""``tfdist agent``, by which this host joins a job whose launcher cannot start processes here."""
+"""``tfdist agent``, which lets this host join a job whose launcher cannot start processes here."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""`tfdist cache`: show the files that are kept between runs, and remove them."""
+"""`tfdist cache`: list and remove the files that tfdist keeps between runs."""
 
 import os
 

@@ -103,7 +103,7 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
 
 
 def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
-    """Return the numbers of workers and servers, and True if the command limits restarts."""
+    """Return the numbers of workers and servers, and whether the command limits restarts."""
     from tfdist.cli.common.host_options import HostOptions, launcher_of, remote_of, worker_count
     from tfdist.cli.run_command import command as run
 
@@ -121,12 +121,12 @@ def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
 
 
 def _run(argv: list[str], environment: dict[str, str]) -> int:
-    """Run the job to its end, pass signals on, and return its exit code as a shell would."""
+    """Run the job to its end, pass signals on, and return the exit code that a shell would report."""
     jobs: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []  # signals that have come before the job was started
+    early: list[int] = []  # signals that arrived before the job was started
 
     def pass_on(number: int, _frame: Any) -> None:
-        if number == signal.SIGINT:  # that comes from the keyboard, and to the job too
+        if number == signal.SIGINT:  # Ctrl-C on the keyboard reaches the job, too
             return
         early.extend([] if jobs else [number])
         for job in jobs:

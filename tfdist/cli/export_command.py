@@ -1,4 +1,4 @@
-"""``tfdist export``: find the job, hand it to exporters until it ends."""
+"""``tfdist export``: find the job, and pass its figures to exporters until it ends."""
 
 import logging
 import signal
@@ -49,10 +49,10 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
         with handled(lambda *_: enough.set(), (signal.SIGINT,)):
             ended = export(feed, targets, warn=lambda text: click.echo(text, err=True), enough=enough)
         sys.exit(0 if ended else 1)
-    logging.disable(logging.ERROR)  # of libraries: what goes wrong is told once
+    logging.disable(logging.ERROR)  # silences libraries, because each failure is reported once by tfdist
 
     def wait_for_input() -> None:
-        sys.stdin.buffer.read(1)  # a line, or the end: then the process that started this is gone
+        sys.stdin.buffer.read(1)  # returns at a line, or when the parent process has ended
         enough.set()
 
     Thread(target=wait_for_input, daemon=True).start()

@@ -1,4 +1,4 @@
-"""The command ``tfdist``: a table of subcommands, each of which loads its own file when it is called."""
+"""The command ``tfdist`` and the table of its subcommands. Each subcommand loads its file when it is called."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import tfdist
 from tfdist.cli.common.command import SETTINGS, LazyGroup, write_examples
 from tfdist.errors import ConfigError, TfdistError
 
-# name -> what the overview says; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
+# name -> line of the overview; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
 COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails, or start them again.",
     "warm": "Keep TensorFlow imported in a process, from which jobs start without its import.",
@@ -44,7 +44,7 @@ EXAMPLES = {
 
 
 class Main(LazyGroup):
-    """The command itself: subcommands, examples, and the exit codes of errors."""
+    """The main command, with subcommands, examples, and the exit codes of errors."""
 
     def __init__(self, *args: Any, examples: Mapping[str, str], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -54,7 +54,7 @@ class Main(LazyGroup):
         write_examples(formatter, self._examples)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand. A wrong request exits with 2, another error with 1, Ctrl-C with 130."""
+        """Run the subcommand. A wrong request exits with 2, any other error with 1, Ctrl-C with 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from tfdist.cli.common.command import Command, Group
 from tfdist.cli.common.option_parts import completes
 from tfdist.errors import ConfigError
 
-_RENAMED = {"single_device": "digits", "elastic": "multi_worker_mirrored"}  # taken for one version more
+_RENAMED = {"single_device": "digits", "elastic": "multi_worker_mirrored"}  # old names, valid until 0.3
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

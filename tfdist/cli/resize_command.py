@@ -1,4 +1,4 @@
-"""``tfdist resize``: parse, ask the job, print."""
+"""``tfdist resize``: parse, send the request to the job, print the result."""
 
 import os
 

@@ -86,7 +86,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
         "strategy": {"shell_complete": complete_strategies},
         "event_file": {"type": click.Path(dir_okay=False)},
         "trace": {"type": OutputFile()},
-        "gpus_per_worker": {"type": float},  # Ray shares a GPU
+        "gpus_per_worker": {"type": float},  # with Ray, workers can share a GPU
         "copy_bandwidth": {"type": str},  # as 64MB
     },
 )
@@ -205,12 +205,12 @@ def _config(
 
 
 def _rate(text: str) -> int:
-    """Bytes a second; 0 is allowed."""
+    """Return bytes per second; 0 is allowed."""
     return 0 if text.strip() == "0" else as_bytes(text)
 
 
 def _whole(count: float | None) -> Any:
-    """Return a whole number as an int; other numbers are refused where an integer is required."""
+    """Return a whole number as an int, and other numbers unchanged; later checks may refuse those."""
     return int(count) if count is not None and count.is_integer() else count
 
 
@@ -242,7 +242,7 @@ def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None,
 
 
 def described(spec: WorkerSpec) -> str:
-    """Return the variables and the command of a process, as lines that a shell understands.
+    """Return the variables and the command of a process as lines for a shell.
 
     Example:
         >>> from tfdist.cluster import TaskId

@@ -1,4 +1,4 @@
-"""`tfdist tune`: which batch fits, and which one pays."""
+"""`tfdist tune`: the largest batch that fits, and the fastest one."""
 
 import sys
 from collections.abc import Sequence

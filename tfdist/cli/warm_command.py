@@ -1,4 +1,4 @@
-"""``tfdist warm``: parse, start or stop the process, print."""
+"""``tfdist warm``: parse, start or stop the process, print the result."""
 
 import os
 import sys

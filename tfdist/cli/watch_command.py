@@ -1,4 +1,4 @@
-"""``tfdist watch``: look at a job, draw it, again and again."""
+"""``tfdist watch``: read the state of a job and draw it, repeatedly."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""`tfdist bench`: the speed of a cluster, compared with the peers; one file per benchmark."""
+"""`tfdist bench`: the speed of tfdist compared with its peers, with one file for each benchmark."""
 
 import click
 
@@ -10,7 +10,7 @@ COMMANDS = {
     "codecs": "Gradient compression: bytes sent, step time, time to accuracy.",
     "guard": "Whether tfdist has become slower than an earlier release.",
 }
-#: benchmarks of tfdist itself; their old names say for one release how to run them
+#: Benchmarks of tfdist itself that have moved. For one release, their old names say how to run them.
 MOVED = (
     *("checkpoint", "data", "model-parallel", "monitor", "parameter-server"),
     *("pipeline", "plan", "recovery", "sharded"),

@@ -23,7 +23,7 @@ from tfdist.options import option
 from tfdist.validation import as_bytes
 from tfdist.variables import MPI_COMMAND, REMOTE_PYTHON, SSH_COMMAND
 
-# options by the fields of `Demand` that they set
+# the options, by the fields of `Demand` that they set
 DEMANDS = {
     "address": "--ray-address",
     "cpus": "--cpus-per-worker",
@@ -88,7 +88,7 @@ class HostOptions:
     wait_seconds: float | None = option(
         None, "Until Ray must have room for all workers.", kind=float, metavar="S", is_hidden=True
     )
-    # of a job for Kubernetes
+    # options of a job for Kubernetes
     image: str | None = option(None, "Of the containers, for Kubernetes.", kind=str, metavar="IMAGE", is_hidden=True)
     namespace: str | None = option(None, "Of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
     kind: str | None = option(None, "Of the job, for Kubernetes.", kind=str, choices=KINDS, is_hidden=True)
@@ -122,7 +122,7 @@ def launcher_of(name: str | None, hosts: str | None) -> Launcher:
 
 
 def remote_of(launcher: Launcher, asked: HostOptions) -> Remote | None:
-    """Return the other hosts of a job; None for this host, and for a job that is yet to be submitted."""
+    """Return the other hosts of a job; None if it runs on this host, or is only to be submitted."""
     address = asked.ray_address if "address" in launcher.accepts else None  # RAY_ADDRESS may be set for other programs
     demand = {**asked.of_worker, "address": address, "wait_seconds": asked.wait_seconds}
     given = {name: value for name, value in demand.items() if value is not None}
@@ -162,7 +162,7 @@ def _check_demand(launcher: Launcher, given: Mapping[str, Any]) -> None:
 
 
 def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
-    """Return the number of workers: as given, else 1, or the room of the hosts beside a chief and its servers.
+    """Return the given number of workers, or 1 on this host, or the places that chief and servers leave on hosts.
 
     Example:
         >>> remote = Remote(hosts=parse_hosts("a:2,b:2"))
@@ -180,7 +180,7 @@ def require_places(config: LaunchConfig) -> None:
 
 
 def most_processes(config: LaunchConfig) -> int:
-    """Return the most processes that the job may have, chief and parameter servers included."""
+    """Return the largest number of processes of the job, including the chief and parameter servers."""
     return len(tasks(replace(config, workers=config.range[1])))
 
 
@@ -217,7 +217,7 @@ def _batch_script(
         )
     require_script(config)
     given = arguments_of(context)
-    first = len(given) - len(config.arguments) - 1  # the script; everything after it is its own
+    first = len(given) - len(config.arguments) - 1  # the index of the script, which its arguments follow
     return slurm.script(
         [*without_options(given[:first], slurm.OF_THE_SUBMISSION), *given[first:]],
         name=Path(config.target).stem,

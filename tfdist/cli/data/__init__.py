@@ -1,4 +1,4 @@
-"""`tfdist data`: one file per subcommand: parse, call `tfdist.data`, show the progress, print the result."""
+"""`tfdist data`, with one file for each subcommand, which parses, calls `tfdist.data`, and prints the result."""
 
 from tfdist.cli.common.command import lazy_group
 

@@ -89,7 +89,7 @@ def command(
 def _shown(
     examples: Any, numbers: Sequence[int], drawn: list[Drawn] | None, picture: str | None, label: str | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a description of each example, or the reason why it cannot be read; `drawn` collects the pictures."""
+    """Yield a description of each example, or the reason why it cannot be read; add the pictures to `drawn`."""
     schema, shards = examples.schema, examples.manifest.shards
     for number in numbers:
         file = shards[int(examples.begins.searchsorted(number, side="right")) - 1].file

@@ -1,4 +1,4 @@
-"""`tfdist data write`: parse, call `tfdist.data`, show how far it is, print what was written."""
+"""`tfdist data write`: parse, call `tfdist.data`, show the progress, print the result."""
 
 import time
 from pathlib import Path
@@ -21,8 +21,8 @@ from tfdist.cli.data.data_options import (
     storage_option,
 )
 
-_STEP_PERCENT = 10  # for a line where there is no terminal
-_STEP_BYTES = 1 << 30  # the same where the total is not known
+_STEP_PERCENT = 10  # progress between two lines, if there is no terminal
+_STEP_BYTES = 1 << 30  # the same if the total is unknown
 
 
 @click.command(
@@ -112,7 +112,7 @@ def command(
 
 
 class _Watch(Watch):
-    """Progress on standard error: a bar on a terminal, now and then a line elsewhere."""
+    """Progress on standard error: a bar on a terminal, or occasional lines elsewhere."""
 
     def __init__(self) -> None:
         super().__init__(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""`tfdist federated keys`: make keys, and the list of those who take part."""
+"""`tfdist federated keys`: make keys and the list of clients."""
 
 from pathlib import Path
 

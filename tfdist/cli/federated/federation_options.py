@@ -45,7 +45,7 @@ export_option = click.option(
 def exporting(
     texts: Sequence[str], app: "App", folder: Path, *, rounds: int, seed: int
 ) -> "Iterator[Callable[[RoundRecord], None]]":
-    """A function that hands records of rounds to the exporters that `--export` names, for a block."""
+    """Yield a function that passes records of rounds to the exporters of `--export`, within a block."""
     from tfdist.federated.round_exporters import RunAbout, exported, targets_of
     from tfdist.federated.session_files import run_id
 
@@ -60,7 +60,7 @@ def exporting(
 
 
 def require_cryptography() -> None:
-    """Refuse to begin without what encrypts."""
+    """Require the package for encryption."""
     if importlib.util.find_spec("cryptography") is None:
         raise MissingDependencyError(
             "the package cryptography is not installed, which connections between hosts need. Run: pip install "
@@ -70,14 +70,14 @@ def require_cryptography() -> None:
 
 
 def sums_of(app: "App", secure: bool) -> "SecureSums | None":
-    """Return the application's settings of secure aggregation, or the usual ones if it is asked for."""
+    """Return the application's settings of secure aggregation, or the defaults if ``secure`` is True."""
     from tfdist.federated import SecureSums
 
     return app.secure or (SecureSums() if secure else None)
 
 
 def show_end(records: "Sequence[RoundRecord]", output: Path) -> None:
-    """Draw the curves of a run that has ended, and say where its files are."""
+    """Draw the curves of a run that has ended, and print the paths of its files."""
     from tfdist.federated.round_history import PICTURE, ROUNDS, draw
 
     try:

@@ -1,4 +1,4 @@
-"""`tfdist parallel`: plans and pictures of models that are divided over processes; one file per subcommand."""
+"""`tfdist parallel`: plans and pictures of models that are divided over processes, with one file per subcommand."""
 
 from tfdist.cli.common.command import lazy_group
 

@@ -1,4 +1,4 @@
-"""`tfdist parallel plan`: which division of a model over devices is fastest, and which fits."""
+"""`tfdist parallel plan`: the fastest division of a model over devices that fits."""
 
 import math
 import os

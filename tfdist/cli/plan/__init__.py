@@ -1,4 +1,4 @@
-"""`tfdist plan`: time, price and scale of a training before it runs; one file per subcommand."""
+"""`tfdist plan`: time, price and scale of a training before it runs, with one file for each subcommand."""
 
 from tfdist.cli.common.command import SETTINGS, LazyGroup
 

@@ -1,4 +1,4 @@
-"""`tfdist plan calibrate`: measure what this machine's predictions are made of."""
+"""`tfdist plan calibrate`: measure the speeds of this machine on which predictions are based."""
 
 import click
 from rich.console import Console

@@ -1,4 +1,4 @@
-"""`tfdist plan scale`: step, time and price for numbers of workers, and which one to take."""
+"""`tfdist plan scale`: step, time and price for numbers of workers, and the number to choose."""
 
 import os
 import sys
@@ -157,7 +157,7 @@ def command(
 
 
 def _require_limits(asked: dict[str, Any]) -> None:
-    """Refuse limits that cannot be, before anything is measured."""
+    """Refuse invalid limits before anything is measured."""
     prices_of(asked["price"], asked["spot"], asked["budget"])
     if asked["deadline"] is not None:
         as_seconds(asked["deadline"], name="--deadline")
@@ -178,7 +178,7 @@ def _methods(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _expect(report: ScalingReport, words: tuple[str, ...]) -> None:
-    """Keep what was predicted of each command, for the monitored run of it."""
+    """Record the predicted step of each command, for comparison with a monitored run of it."""
     steps = {
         plan_record.key_of(strategy_of(one.job.method), one.job.workers, words): one.step.seconds
         for one in (*report.others, *report.rows)

@@ -1,4 +1,4 @@
-"""`tfdist plan simulate`: play a job through, with stragglers, failures and workers that come and go."""
+"""`tfdist plan simulate`: simulate a job with stragglers, failures and workers that come and go."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`tfdist search`: a script's hyper-parameters; one file per subcommand, and `run` where none is named."""
+"""`tfdist search`: search of a script's hyper-parameters, with one file per subcommand; `run` is the default."""
 
 from tfdist.cli.common.command import SETTINGS, LazyGroup
 

@@ -1,4 +1,4 @@
-"""`tfdist search resume`: go on with a search at the event where it was ended."""
+"""`tfdist search resume`: continue a search from the last event of its journal."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tfdist search run`: search with a script."""
+"""`tfdist search run`: search the hyper-parameters of a script."""
 
 import sys
 from pathlib import Path

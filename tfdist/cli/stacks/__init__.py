@@ -1,4 +1,4 @@
-"""``tfdist stacks``: find the job, ask its processes, print."""
+"""``tfdist stacks``: find the job, request the stacks of its processes, print them."""
 
 import json
 from pathlib import Path

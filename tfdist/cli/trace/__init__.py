@@ -1,4 +1,4 @@
-"""`tfdist trace`: steps of all workers as chrome traces."""
+"""`tfdist trace`: the steps of all workers as chrome traces."""
 
 import json
 from pathlib import Path

@@ -83,7 +83,7 @@ _OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
     metavar="X",
     help="Longest time for a cell, or for a run of a script.",
 )
-# what few need is in the page
+# rarely used options are described in the page only
 @click.option("--mesh", metavar="AXES", hidden=True)
 @click.option("--collectives", type=click.Choice(COLLECTIVES), hidden=True)
 @click.option("--parameter-servers", type=click.IntRange(min=1), hidden=True)
@@ -125,7 +125,7 @@ def command(
         context.exit(proof_table.run(wanted, json_path))
     every: Mapping[str, Feature] | None = None
     if in_pairs:
-        from tfdist.verify import pairs  # makes its rows when it is loaded
+        from tfdist.verify import pairs  # imported late, because the import computes the rows
 
         every = pairs.features()
     rows = verify.feature.select(features, every)
@@ -157,7 +157,7 @@ def _require_sense(context: click.Context, *, has_script: bool) -> None:
 
 
 def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:
-    """Return the columns whose packages are installed; name the others, or refuse them if they were requested."""
+    """Return the columns whose packages are installed. Print the others, or refuse them if they were requested."""
     missing = [column for column in columns if not strategy_table.get(column.strategy).is_installed]
     for needs in dict.fromkeys(strategy_table.get(column.strategy).needs for column in missing):
         assert needs is not None
