@@ -30,12 +30,12 @@ from tfdist.waiting import handled, wait_heeding_signals
     epilog="Exit code: 0 when the job ended with 0, 2 when the request was wrong, else that of the job.",
     page="fault-tolerance-faults",
 )
-@click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="To choose from.")
+@click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="Kinds to choose from.")
 @click.option("--count", type=int, default=1, show_default=True, metavar="C", help="How many faults.")
 @click.option(
     "--every", type=int, default=20, show_default=True, metavar="N", help="Mean steps from a start to the next fault."
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Which random faults.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Seed of the random faults.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE", help="Use these faults instead.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 @click.pass_context
@@ -51,10 +51,10 @@ def command(
 ) -> None:
     """Run a job with faults on purpose, and see how it recovers.
 
-    COMMAND is what you would type: `tfdist run` with its options and your script. The job runs with your data and your
-    model, and its workers are killed, stopped or hang; it is given as many --max-restarts as there are faults. A table
-    at the end says how long it took until each was found, until all workers stepped again, and how many steps were
-    repeated. A script that fits with tfdist.callbacks.BackupAndRestore goes on where it was; another begins anew.
+    COMMAND is `tfdist run` with its options and your script. The job runs with your data and your model, while its
+    workers are killed, stopped or hang. It gets as many --max-restarts as there are faults. A table at the end shows,
+    for each fault, the time until it was detected, the time until all workers stepped again, and the repeated steps.
+    Scripts with tfdist.callbacks.BackupAndRestore resume; others start from the beginning.
 
     Kinds of faults: kill, stop (SIGSTOP), hang, slow, exception, exit, term (SIGTERM to one worker), disk-full,
     corrupt.

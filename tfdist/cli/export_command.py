@@ -20,22 +20,22 @@ from tfdist.waiting import Flag, handled
         "tfdist export 3f9a tensorboard:logs": "curves and histograms of each worker",
         "tfdist export 3f9a prometheus:9400 mlflow": "/metrics on a port, and a run of MLflow",
     },
-    epilog="Exit code: 0 when all was handed over, 1 when some was not, 2 when there is no such job or exporter.",
+    epilog="Exit code: 0 when all was exported, 1 when some was not, 2 when there is no such job or exporter.",
     page="monitoring-exporters",
 )
 @click.option(
-    "--every", type=int, default=10, show_default=True, metavar="N", help="Steps that a point of a curve has at least."
+    "--every", type=int, default=10, show_default=True, metavar="N", help="Fewest steps in a point of a curve."
 )
 @click.option("--beside", is_flag=True, hidden=True, help="A job has started it, and ends it by standard input.")
 @click.option("--after", type=int, default=-1, hidden=True, help="The last step that is left out.")
 @click.argument("job")
 @click.argument("exporters", nargs=-1, required=True)
 def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[str, ...]) -> None:
-    """Hand what JOB does to EXPORTERS, until it ends or Ctrl-C ends this.
+    """Export the figures of JOB to EXPORTERS, until JOB ends, or until Ctrl-C.
 
     JOB is the beginning of the id that `tfdist run --monitor` printed. An exporter is tensorboard:DIR,
-    prometheus:[HOST:]PORT, mlflow:URI or html:FILE. None of them can slow or end a worker: they read what the
-    workers have written into memory anyway.
+    prometheus:[HOST:]PORT, mlflow:URI or html:FILE. None of them can slow or end a worker: they read data that
+    the workers write into memory anyway.
     """
     integer("--every", every, minimum=1)
     from tfdist.monitor.exporters.exporter import parse_all

@@ -24,7 +24,7 @@ def command() -> None:
 
 @command.command("list", cls=Command, examples={"tfdist recipes list": ""})
 def list_recipes() -> None:
-    """Say which recipes there are."""
+    """List the recipes."""
     for name, folder in resources.recipes().items():
         click.echo(f"{name:<24} {resources.title(folder / 'README.md')}")
     click.echo("tfdist recipes copy NAME copies one into this folder.")

@@ -20,7 +20,12 @@ from tfdist.validation import integer, number
     page="run",
 )
 @click.option(
-    "--timeout-seconds", type=float, default=600.0, show_default=True, metavar="S", help="How long to wait for it."
+    "--timeout-seconds",
+    type=float,
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="How long to wait for the change.",
 )
 @click.argument("job")
 @click.argument("workers", type=int, metavar="N")

@@ -90,11 +90,13 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
         "copy_bandwidth": {"type": str},  # as 64MB
     },
 )
-@click.option("--mesh", metavar="AXES", envvar=variables.MESH.name, help="As batch=2,model=2, or data=2,pipeline=2.")
 @click.option(
-    "--collectives", metavar="NAME", type=click.Choice(COLLECTIVES), help=f"What sums: {', '.join(COLLECTIVES)}."
+    "--mesh", metavar="AXES", envvar=variables.MESH.name, help="Mesh, as batch=2,model=2 or data=2,pipeline=2."
 )
-@click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
+@click.option(
+    "--collectives", metavar="NAME", type=click.Choice(COLLECTIVES), help=f"Backend of sums: {', '.join(COLLECTIVES)}."
+)
+@click.option("--verbose", is_flag=True, hidden=True, help="Report which processes are started and ended.")
 @click.option(
     "--synchronization",
     metavar="SCHEDULE",
@@ -109,7 +111,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     expose_value=False,
     hidden=True,
     callback=show_launchers,
-    help="List what can start workers.",
+    help="List the launchers.",
 )
 @field_options(
     HostOptions,
@@ -130,10 +132,10 @@ def command(
     arguments: tuple[str, ...],
     **asked: Any,
 ) -> None:
-    """Start SCRIPT on N workers; when one fails, end all or start them again.
+    """Start SCRIPT on N workers; when one fails, end all or restart them.
 
-    SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
-    follows its name is its own. More machines: tfdist docs cluster.
+    SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. All
+    words after SCRIPT are its arguments. More machines: tfdist docs cluster.
     """
     places = HostOptions(
         gpus_per_worker=asked["gpus_per_worker"],

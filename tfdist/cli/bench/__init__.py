@@ -8,7 +8,7 @@ COMMANDS = {
     "step": "Steps per second of `fit` and of hand-written loops.",
     "all-reduce": "Time and bandwidth of an all-reduce, backend by backend.",
     "codecs": "Gradient compression: bytes sent, step time, time to accuracy.",
-    "guard": "Whether tfdist has become slower than an earlier release.",
+    "guard": "Check whether tfdist is slower than an earlier release.",
 }
 #: Benchmarks of tfdist itself that have moved. For one release, their old names say how to run them.
 MOVED = (

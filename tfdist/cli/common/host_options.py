@@ -38,36 +38,40 @@ class HostOptions:
     """The options of `tfdist run` about other hosts and queued jobs; docs/cluster.md describes the hidden ones."""
 
     dry_run: bool = option(False, "Print each process; start nothing.")
-    hosts: str | None = option(
-        None, "Where they run, as a:2,b:2, by ssh; --engine slurm: there.", kind=str, metavar="HOSTS"
-    )
+    hosts: str | None = option(None, "Hosts to run on, as a:2,b:2; by ssh or by --engine.", kind=str, metavar="HOSTS")
     launcher_name: str | None = option(
         None,
-        "What starts the workers; --engines lists them.",
+        "Launcher of the workers; --engines lists all.",
         kind=str,
         flags=("--engine",),
         choices=tuple(LAUNCHERS),
         metavar="NAME",
         is_hidden=True,
     )
-    sbatch: str = option("", "For sbatch, where a job is submitted to Slurm.", metavar="OPTIONS", is_hidden=True)
+    sbatch: str = option(
+        "", "Options of sbatch, for jobs that are submitted to Slurm.", metavar="OPTIONS", is_hidden=True
+    )
     sbatch_servers: str | None = option(
-        None, "For sbatch, of the chief and parameter servers.", kind=str, metavar="OPTIONS", is_hidden=True
+        None, "Options of sbatch, for chief and parameter servers.", kind=str, metavar="OPTIONS", is_hidden=True
     )
     search: tuple[str, ...] = option(
         (), "Submit an array of jobs, one for each value; several.", metavar="NAME=VALUE,VALUE", is_hidden=True
     )
     ssh_command: str | None = option(
-        None, "In place of ssh.", kind=str, metavar="COMMAND", variable=SSH_COMMAND.name, is_hidden=True
+        None, "Command in place of ssh.", kind=str, metavar="COMMAND", variable=SSH_COMMAND.name, is_hidden=True
     )
     mpi_command: str | None = option(
-        None, "In place of mpirun.", kind=str, metavar="COMMAND", variable=MPI_COMMAND.name, is_hidden=True
+        None, "Command in place of mpirun.", kind=str, metavar="COMMAND", variable=MPI_COMMAND.name, is_hidden=True
     )
     rendezvous: str | None = option(
-        None, "Where hosts join, for --engine agent and mpi.", kind=str, metavar="ADDRESS[:PORT]", is_hidden=True
+        None,
+        "Address at which hosts join, for --engine agent and mpi.",
+        kind=str,
+        metavar="ADDRESS[:PORT]",
+        is_hidden=True,
     )
     key_file: str | None = option(
-        None, "Has the key of the job, for --engine agent.", kind=str, metavar="PATH", is_hidden=True
+        None, "File with the key of the job, for --engine agent.", kind=str, metavar="PATH", is_hidden=True
     )
     remote_python: str | None = option(
         None, "Python on the other hosts.", kind=str, metavar="PATH", variable=REMOTE_PYTHON.name, is_hidden=True
@@ -76,7 +80,7 @@ class HostOptions:
         (), "A variable that workers on other hosts get; several.", metavar="NAME", is_hidden=True
     )
     ray_address: str | None = option(
-        None, "Of the cluster of Ray.", kind=str, metavar="ADDRESS", variable="RAY_ADDRESS", is_hidden=True
+        None, "Address of the cluster of Ray.", kind=str, metavar="ADDRESS", variable="RAY_ADDRESS", is_hidden=True
     )
     cpus_per_worker: float | None = option(
         None, "CPUs that each worker is given.", kind=float, metavar="C", is_hidden=True
@@ -86,13 +90,17 @@ class HostOptions:
         None, "Memory that each worker is given, as 16G.", kind=str, metavar="SIZE", is_hidden=True
     )
     wait_seconds: float | None = option(
-        None, "Until Ray must have room for all workers.", kind=float, metavar="S", is_hidden=True
+        None, "Seconds until Ray must have room for all workers.", kind=float, metavar="S", is_hidden=True
     )
     # options of a job for Kubernetes
-    image: str | None = option(None, "Of the containers, for Kubernetes.", kind=str, metavar="IMAGE", is_hidden=True)
-    namespace: str | None = option(None, "Of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
-    kind: str | None = option(None, "Of the job, for Kubernetes.", kind=str, choices=KINDS, is_hidden=True)
-    name: str | None = option(None, "Of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
+    image: str | None = option(
+        None, "Image of the containers, for Kubernetes.", kind=str, metavar="IMAGE", is_hidden=True
+    )
+    namespace: str | None = option(
+        None, "Namespace of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True
+    )
+    kind: str | None = option(None, "Kind of the job, for Kubernetes.", kind=str, choices=KINDS, is_hidden=True)
+    name: str | None = option(None, "Name of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
     topology: str | None = option(
         None, "A label of nodes that must be alike for all pods.", kind=str, metavar="LABEL", is_hidden=True
     )

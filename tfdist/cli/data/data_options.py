@@ -48,7 +48,7 @@ def nulls_of(_ctx: Any, _param: Any, values: tuple[str, ...]) -> dict[str, str]:
 
 
 storage_option = click.option(
-    "--storage-options", callback=driver_options, metavar="JSON", help="For the driver of a URL: '{\"anon\": true}'."
+    "--storage-options", callback=driver_options, metavar="JSON", help="Options of a URL's driver: '{\"anon\": true}'."
 )
 
 
@@ -60,7 +60,7 @@ follow_option = click.option(
 
 
 records_option = click.option(
-    "--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="What they are; raw: of any bytes."
+    "--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="Kind of records; raw: any bytes."
 )
 
 

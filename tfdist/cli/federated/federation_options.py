@@ -13,9 +13,11 @@ from tfdist.errors import MissingDependencyError
 if TYPE_CHECKING:
     from tfdist.federated import App, RoundRecord, SecureSums
 
-rounds_option = click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Of the run.")
+rounds_option = click.option(
+    "--rounds", type=click.IntRange(1), default=10, show_default=True, help="Number of rounds."
+)
 seed_option = click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights, clients and orders."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights, clients and orders."
 )
 output_option = click.option(
     "--output",
@@ -23,9 +25,9 @@ output_option = click.option(
     default=Path("runs", "federated"),
     show_default=True,
     metavar="FOLDER",
-    help="For rounds.jsonl, rounds.png, model.keras and checkpoints.",
+    help="Folder of rounds.jsonl, rounds.png, model.keras and checkpoints.",
 )
-resume_option = click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+resume_option = click.option("--resume", is_flag=True, help="Resume the run in the folder.")
 app_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="APP.PY")
 secure_option = click.option(
     "--secure", is_flag=True, help="Secure aggregation; on both sides. Implied if APP.PY has secure=SecureSums(...)."

@@ -22,16 +22,18 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OPTIONS = (
     click.option("--link", metavar="LINK", help="Between hosts: 10gbit, 25gbit:0.02 (with ms), ndr, ..."),
     click.option("--hosts", metavar="N:LINK", help="Devices of a host and their link, as 8:nvlink4."),
-    click.option("--device", default=HERE, show_default=True, metavar="NAME", help="h100, a100, ..., or 12x this one."),
+    click.option(
+        "--device", default=HERE, show_default=True, metavar="NAME", help="Device: h100, a100, ..., or 12x this one."
+    ),
     click.option(
         "--precision",
         type=click.Choice(PRECISIONS),
         default=PRECISIONS[0],
         show_default=True,
         metavar="NAME",
-        help="Of a device by name: float32, mixed.",
+        help="For named devices: float32, mixed.",
     ),
-    click.option("--noise", type=click.FloatRange(0), help="By which part a worker's steps differ; else measured."),
+    click.option("--noise", type=click.FloatRange(0), help="Variation of a worker's steps, as a part; else measured."),
     click.option("--grow", "grows", is_flag=True, help="A worker keeps the batch of one device, not its share."),
     click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing."),
 )

@@ -4,7 +4,7 @@ from tfdist.cli.common.command import SETTINGS, LazyGroup
 
 COMMANDS = {
     "run": "Search with a script; `run` may be left out.",
-    "resume": "Go on with a search that was ended.",
+    "resume": "Resume a search that was ended.",
     "show": "Show the trials of a search: table, files, picture.",
     "best": "Show the best trial: its parameters, and where its backup is.",
 }

@@ -74,7 +74,7 @@ class LaunchConfig:
     arguments: tuple[str, ...] = ()
     workers: int = option(
         1,
-        "Workers.  [default: 1, or as HOSTS have]",
+        "Number of workers.  [default: 1, or as HOSTS have]",
         flags=("-n", "--workers"),
         metavar="N",
         minimum=1,
@@ -82,7 +82,11 @@ class LaunchConfig:
         may_be_unset=True,
     )
     strategy: str | None = option(
-        None, "What tfdist.strategies.from_environment() returns.", kind=str, metavar="NAME", variable=STRATEGY.name
+        None,
+        "Strategy of tfdist.strategies.from_environment().",
+        kind=str,
+        metavar="NAME",
+        variable=STRATEGY.name,
     )
     replicas_per_worker: int | None = option(
         None,
@@ -99,7 +103,12 @@ class LaunchConfig:
         None, "GPUs of its host that each worker sees.", kind=int, metavar="G", minimum=0, is_hidden=True
     )
     grace_seconds: float = option(
-        10.0, "From the request to end to SIGKILL: 10.", metavar="S", minimum=0, maximum=DAY_SECONDS, is_hidden=True
+        10.0,
+        "Seconds from the request to end to SIGKILL: 10.",
+        metavar="S",
+        minimum=0,
+        maximum=DAY_SECONDS,
+        is_hidden=True,
     )
     parameter_servers: int = option(
         0,
@@ -111,20 +120,20 @@ class LaunchConfig:
     )
     max_restarts: int = option(
         0,
-        f"Starts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
+        f"Restarts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
         metavar="K",
         minimum=0,
         maximum=MAX_RESTARTS,
         may_be_unset=True,
     )
-    min_workers: int | None = option(None, "The fewest with which it goes on.  [default: N]", kind=int, metavar="A")
-    max_workers: int | None = option(None, "The most that may be asked for.  [default: N]", kind=int, metavar="B")
-    hang_seconds: float = option(
-        2.0, "A step hangs after it and 5 usual ones.", metavar="S", above=0, maximum=DAY_SECONDS
+    min_workers: int | None = option(
+        None, "Fewest workers with which the job goes on.  [default: N]", kind=int, metavar="A"
     )
+    max_workers: int | None = option(None, "Most workers that can be requested.  [default: N]", kind=int, metavar="B")
+    hang_seconds: float = option(2.0, "Least time before a step hangs.", metavar="S", above=0, maximum=DAY_SECONDS)
     stall_seconds: float = option(
         1800.0,
-        "Until anything but a step counts as a hang: 1800.",
+        "Seconds until anything but a step is a hang: 1800.",
         metavar="S",
         above=0,
         maximum=30 * DAY_SECONDS,
@@ -132,7 +141,7 @@ class LaunchConfig:
     )
     exit_seconds: float = option(
         EXIT_SECONDS,
-        "For threads after the script has ended: 300.",
+        "Seconds for threads after the script has ended: 300.",
         metavar="S",
         above=0,
         maximum=30 * DAY_SECONDS,
@@ -141,16 +150,16 @@ class LaunchConfig:
     standby: bool = option(False, "Keep a second set of workers ready to take over.")
     evict_stragglers: bool = option(False, "Replace a worker that stays slow, or go on without it.")
     evict_seconds: float = option(
-        30.0, "Until a slow worker is evicted: 30.", metavar="S", above=0, maximum=DAY_SECONDS, is_hidden=True
+        30.0, "Seconds until a slow worker is evicted: 30.", metavar="S", above=0, maximum=DAY_SECONDS, is_hidden=True
     )
     event_file: str | None = option(None, "Append failures and recoveries as JSON lines.", kind=Path, metavar="PATH")
-    monitor: bool = option(False, "Say at the end, and at SIGUSR1, what the job is bound by.")
+    monitor: bool = option(False, "Report what limits the job, at the end and at SIGUSR1.")
     trace: str | None = option(None, "Write the last steps as a chrome trace.", kind=Path, metavar="FILE")
     exporters: tuple[str, ...] = option(
         (), "tensorboard:DIR, prometheus:PORT, mlflow:URI; several.", flags=("--export",), metavar="WHERE"
     )
     no_warm: bool = option(False, "Do without the process of `tfdist warm`.", is_hidden=True, variable=NO_WARM.name)
-    all_logs: bool = option(False, "Show all that TensorFlow logs, also noise.", variable=ALL_LOGS.name)
+    all_logs: bool = option(False, "Show all logs of TensorFlow, noise included.", variable=ALL_LOGS.name)
     remote: Remote | None = None
     copy_bandwidth: int = option(
         COPY_BANDWIDTH,
