@@ -61,7 +61,7 @@ def command(
     """Show the timeline of a pipeline.
 
     SCHEDULE is 1f1b, eager-1f1b, gpipe, interleaved, pipedream or spectrain. F3 is the forward pass of micro-batch 3,
-    B3 its backward pass, B3.1 the backward pass through the stage's second part of the model; a dot is a unit of time
+    B3 its backward pass, B3.1 the backward pass through the stage's second part of the model. A dot is a unit of time
     in which a stage waits. Below the timeline are the bubble (the part of the time in which stages wait), and the most
     micro-batches whose activations each stage holds. With --measure, a line shows the same for the measured step, and
     the picture has that step below the schedule.
