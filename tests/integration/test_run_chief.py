@@ -204,7 +204,7 @@ def test_the_job_goes_on_without_a_worker_that_dies_too_often(chief, shared, tmp
     """)
     errors = tmp_path / "errors"
     with errors.open("wb") as file, agent(*job("--max-restarts", 1), path, stderr=file, **options(shared)) as process:
-        wait_until(lambda: "goes on without it" in errors.read_text(), "nothing is said")
+        wait_until(lambda: "continues without it" in errors.read_text(), "nothing is said")
         (shared / "go").write_text("x")
         out, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0

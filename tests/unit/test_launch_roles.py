@@ -93,7 +93,7 @@ def test_an_evaluator_is_replaced_and_its_loss_is_nobodys() -> None:
     assert "evaluators: 1 of 1 times" in actions[1].text
     state, actions = decide(state, ended(EVALUATOR), now=6.0, rules=RULES)
     assert (state.phase, len(actions)) == (Phase.RUNNING, 1)
-    assert "goes on without it" in str(actions[0])
+    assert "continues without it" in str(actions[0])
     state, actions = decide(first_state(RULES), ended(EVALUATOR, 0), now=5.0, rules=RULES)
     assert (state.phase, actions) == (Phase.RUNNING, ())
     state, actions = decide(state, ended(0, 0), now=6.0, rules=RULES)

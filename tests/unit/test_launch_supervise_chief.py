@@ -91,7 +91,7 @@ def test_a_worker_is_started_again_until_the_budget_is_spent(returncode: int) ->
     assert "worker 0 ended" in first
     assert "1 of 2 times" in first
     assert "2 of 2 times" in second
-    assert "goes on without it" in third
+    assert "continues without it" in third
     assert "--max-restarts" in third
 
 

@@ -155,7 +155,7 @@ def _read(data: bytes) -> Manifest:
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise ConfigError(f"it is no JSON ({error}).") from None
+        raise ConfigError(f"it is not JSON ({error}).") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.')
     version = found.get("version")

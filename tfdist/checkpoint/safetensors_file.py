@@ -125,7 +125,7 @@ def _kinds(data: NDArray[np.uint8]) -> tuple[dict[str, _Kind], int]:
     try:
         found = json.loads(head[8:])
     except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"its header is no JSON ({error}).") from None
+        raise CorruptDataError(f"its header is not JSON ({error}).") from None
     if not isinstance(found, dict):
         raise CorruptDataError("its header is no object.")
     try:

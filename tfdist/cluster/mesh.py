@@ -70,7 +70,7 @@ class Mesh:
             axis, equals, size = (part.strip() for part in entry.partition("="))
             if not equals or not axis or not size.isdecimal():
                 raise ConfigError(
-                    f"{name} is {text!r}, and {entry.strip()!r} is no axis with a size. {_WRITE}.",
+                    f"{name} is {text!r}, and {entry.strip()!r} is not an axis with a size. {_WRITE}.",
                     name=name,
                     received=text,
                 )

@@ -57,7 +57,7 @@ def read_rounds(path: Path) -> list[RoundRecord]:
     try:
         return [RoundRecord(**json.loads(line)) for line in lines[:-1]]
     except (ValueError, TypeError) as error:
-        raise CorruptDataError(f"{path} is no record of rounds: {error}", path=path) from error
+        raise CorruptDataError(f"{path} is not a record of rounds: {error}", path=path) from error
 
 
 def draw(records: Sequence[RoundRecord], path: Path) -> None:

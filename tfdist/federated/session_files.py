@@ -103,7 +103,7 @@ class SessionFiles:
                 event, metrics, has_arrays = from_json(found["event"]), dict(found["metrics"]), found["arrays"]
             except (ValueError, KeyError, TypeError) as error:
                 raise CorruptDataError(
-                    f"{self._journal} has a line that is no event: {error}", path=self._journal
+                    f"{self._journal} has a line that is not an event: {error}", path=self._journal
                 ) from error
             yield event, array_files.load(self._of(event)) if has_arrays else None, metrics
 

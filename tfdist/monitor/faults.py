@@ -35,7 +35,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTER
 KINDS = {
     "kill": "SIGKILL, as the kernel sends it when memory runs out",
     "stop": "SIGSTOP: the process stands still, and its connections stay open",
-    "hang": "the thread sleeps, for ever or for so many seconds; other threads go on",
+    "hang": "the thread sleeps, for ever or for a number of seconds; other threads continue",
     "slow": "each such point takes so many seconds more, from this step on",
     "exception": "a RuntimeError of the script",
     "exit": f"the process ends at once with code {EXIT_CODE}, and says nothing",

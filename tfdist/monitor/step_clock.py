@@ -107,7 +107,7 @@ class StepClock:
             self.detach(observer)
             name = type(observer).__qualname__
             logging.getLogger("tfdist").warning(
-                "The step observer %s has raised %r; it is told nothing more, and training goes on.",
+                "The step observer %s has raised %r; it is told nothing more, and training continues.",
                 name,
                 error,
                 exc_info=error,

@@ -47,7 +47,7 @@ void Fail(const Status& status, TF_Code code, const std::string& message) {
 
 void FailWithErrno(const Status& status, int error, const std::string& path) {
   if (error == EINVAL) {
-    Fail(status, TF_INVALID_ARGUMENT, path + " is no regular file; records are read from one.");
+    Fail(status, TF_INVALID_ARGUMENT, path + " is not a regular file; records are read from one.");
     return;
   }
   const TF_Code code = error == ENOENT || error == ENOTDIR   ? TF_NOT_FOUND

@@ -467,7 +467,7 @@ def _require_patterns(not_decayed: Any, inner: Any) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ConfigError(f"not_decayed has {pattern!r}, which is no regular expression: {error}.") from error
+            raise ConfigError(f"not_decayed has {pattern!r}, which is not a regular expression: {error}.") from error
     if not_decayed and inner.weight_decay is None and type(inner).exclude_from_weight_decay is _KERAS_EXCLUDES:
         raise ConfigError(
             f"not_decayed is {list(not_decayed)!r}, and inner ({inner.name!r}) has no weight_decay. Pass "

@@ -207,9 +207,9 @@ class Profile:
         try:
             content = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"{name} is no JSON: {error}. {_WRITE}", name=name) from error
+            raise ConfigError(f"{name} is not JSON: {error}. {_WRITE}", name=name) from error
         if not isinstance(content, dict) or content.get("kind") != KIND:
-            raise ConfigError(f'{name} is no profile of layers (it has no "kind": {KIND!r}). {_WRITE}', name=name)
+            raise ConfigError(f'{name} is not a profile of layers (it has no "kind": {KIND!r}). {_WRITE}', name=name)
         if content.get("version") != VERSION:
             raise ConfigError(
                 f"{name} has version {content.get('version')!r}; it must be {VERSION}. {_WRITE}",

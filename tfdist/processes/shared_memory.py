@@ -44,7 +44,7 @@ def complaint(total_bytes: int | None, *, gpus: int, holds_states: bool) -> str 
     if gpus > 1 and size < NCCL_BYTES:
         why.append(f"NCCL moves gradients between {gpus} GPUs there and fails when it is full")
     if holds_states and size <= CONTAINER_BYTES:
-        why.append("states of training are held there for restarts; what does not fit goes on from the disk")
+        why.append("states of training are held there for restarts; what does not fit is read from the disk")
     if not why:
         return None
     seen = "there is no /dev/shm" if total_bytes is None else f"/dev/shm has {size / (1 << 20):.0f} MiB"

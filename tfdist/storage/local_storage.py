@@ -227,12 +227,12 @@ class LocalStorage:
                 descriptor = os.open(path, _READ)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
-                    raise CorruptDataError(f"{name} is no regular file.") from error
+                    raise CorruptDataError(f"{name} is not a regular file.") from error
                 raise
             try:
                 about = os.fstat(descriptor)
                 if not stat.S_ISREG(about.st_mode):
-                    raise CorruptDataError(f"{name} is no regular file.")
+                    raise CorruptDataError(f"{name} is not a regular file.")
                 if about.st_size > most:
                     raise CorruptDataError(f"{name} has {about.st_size} bytes, more than {most}.")
                 return mapped(descriptor, about.st_size)
@@ -370,7 +370,7 @@ def _claimed(temporary: Path) -> int:
 
 def _need_regular(descriptor: int, path: Path) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise StorageError(f"{path} is no regular file; a data set consists of regular files. Remove it.", path=path)
+        raise StorageError(f"{path} is not a regular file; a data set consists of regular files. Remove it.", path=path)
 
 
 def _acquired(guard: filelock.BaseFileLock, seconds: float) -> bool:

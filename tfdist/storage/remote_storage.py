@@ -73,7 +73,7 @@ def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tu
                 f"{of} is {url!r}; {error}. Look at the URL and at {_OPTIONS[of]}.", name=of, received=url, path=url
             ) from error
         raise ConfigError(
-            f"{of} is {url!r}; {protocol!r} is no kind of store that fsspec knows. Use s3://, gs://, hdfs://, "
+            f"{of} is {url!r}; {protocol!r} is not a kind of store that fsspec knows. Use s3://, gs://, hdfs://, "
             "memory:// or another of fsspec's.",
             name=of,
             received=url,

@@ -228,7 +228,7 @@ class Input:
         if not all(ended):
             _log.warning(
                 "tfdist: the input still makes an element %g s after the call of Keras that has read it has ended. The "
-                "script goes on; a generator that waits for what never comes should be told to return.",
+                "script continues; a generator that waits for what never comes should be told to return.",
                 END_SECONDS,
             )
 

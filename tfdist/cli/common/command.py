@@ -182,7 +182,7 @@ class LazyGroup(Group):
         if importlib.util.find_spec(module) is None:
             module = f"{self._package}.{self._modules.format(name)}"
         command = importlib.import_module(module).command
-        assert isinstance(command, click.Command), f"{module}.command is no click command"
+        assert isinstance(command, click.Command), f"{module}.command is not a click command"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

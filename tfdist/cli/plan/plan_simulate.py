@@ -53,7 +53,7 @@ from tfdist.planner.scaling.scaling_report import shown_seconds
 @plan_options
 @click.option("--slow", multiple=True, metavar="WORKER=TIMES", help="A worker that computes longer; repeatable.")
 @click.option("--mtbf", metavar="TIME", help="Mean time between failures of a worker, as 4h.")
-@click.option("--restart", default="2m", show_default=True, metavar="TIME", help="Time until training goes on.")
+@click.option("--restart", default="2m", show_default=True, metavar="TIME", help="Time until training continues.")
 @click.option("--shape", type=float, default=1.0, show_default=True, help="Weibull's shape; below 1: early failures.")
 @click.option("--save", type=click.FloatRange(0, min_open=True), help="Seconds that a checkpoint takes.")
 @click.option("--save-every", "interval", metavar="TIME", help="Time between checkpoints; by default the best.")

@@ -71,7 +71,7 @@ def command(ranges: tuple[str, ...], output: Path, script: str, arguments: tuple
         with unwinding():
             found = begin(settings, output, tell=tell)
     except (KeyboardInterrupt, SystemExit):
-        click.echo(f"The trials have ended. To go on: tfdist search resume {output}", err=True)
+        click.echo(f"The trials have ended. To continue: tfdist search resume {output}", err=True)
         raise
     conclude(found)
     sys.exit(0 if found.best is not None else 1)

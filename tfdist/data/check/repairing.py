@@ -282,7 +282,7 @@ def repair_storage(
         if missing and not drop_missing:
             raise CorruptDataError(
                 f"{place.url} has no {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}. Copy them "
-                "into it; or pass drop_missing=True (--drop-missing) to go on without their examples.",
+                "into it; or pass drop_missing=True (--drop-missing) to continue without their examples.",
                 name=missing[0],
                 path=place.url,
             )

@@ -78,7 +78,7 @@ def _map(path: str) -> tuple[_Identity, NDArray[np.uint8]]:
     try:
         about = os.fstat(file)
         if not os.path.isfile(f"/proc/self/fd/{file}"):
-            raise ConfigError(f"{path!r} is no regular file; records are read from one.")
+            raise ConfigError(f"{path!r} is not a regular file; records are read from one.")
         return _identity(about), mapped(file, about.st_size)
     finally:
         os.close(file)

@@ -59,7 +59,7 @@ def _opened(files: Files, number: int) -> Any:
     try:
         reader = ArrayRecordReader(path, _OPTIONS)
     except (RuntimeError, ValueError) as error:
-        raise CorruptDataError(f"{path} is no ArrayRecord file: {error}", path=path) from error
+        raise CorruptDataError(f"{path} is not an ArrayRecord file: {error}", path=path) from error
     if not reader.ok():
         raise files.damaged(number, "has no index at its end: it was cut, or its writer was not closed yet.")
     return reader

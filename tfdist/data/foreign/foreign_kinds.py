@@ -52,7 +52,7 @@ def _array_records(text: str, paths: list[Path]) -> list[Path]:
     for path in paths if found else ():
         if path not in found and alike(path.name) in names:
             raise CorruptDataError(
-                f"{path} has {path.stat().st_size} bytes and is no ArrayRecord file, as {found[0].name} is: it was "
+                f"{path} has {path.stat().st_size} bytes and is not an ArrayRecord file, as {found[0].name} is: it was "
                 "cut, or its writer was not closed yet.",
                 path=str(path),
             )

@@ -56,7 +56,7 @@ class JsonLines(Foreign):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise self.bad(number, f"it is no JSON ({error}).") from None
+                raise self.bad(number, f"it is not JSON ({error}).") from None
             if not isinstance(row, dict):
                 raise self.bad(number, f"it is {line[:20]!r}; it must be an object.")
             found.append(row)

@@ -87,7 +87,7 @@ class LitChunks(OffsetShards):
             dtype = np.dtype(_CODES[kind][which])
             return np.frombuffer(data, dtype, math.prod(shape), 8 + 4 * rank).reshape(shape)
         except (ValueError, KeyError, struct.error) as error:
-            raise self.bad(number, f"its {name} is no array ({error!r}).") from None
+            raise self.bad(number, f"its {name} is not an array ({error!r}).") from None
 
     def _feature(self, name: str) -> Feature:
         form = self._formats[name]
@@ -128,7 +128,7 @@ def open_litdata(folder: Path) -> LitChunks:
         leaves = ["tokens"] if loader == "TokensLoader" else _leaves(spec, "")
         features = dict(zip(leaves, formats, strict=True))
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise CorruptDataError(f"{index} is no index of LitData: {error!r}", path=str(index)) from error
+        raise CorruptDataError(f"{index} is not an index of LitData: {error!r}", path=str(index)) from error
     for setting in ("compression", "encryption"):
         if config.get(setting):
             raise ConfigError(

@@ -86,7 +86,7 @@ class MdsShards(OffsetShards):
                 data = data[1 + rank * width :]
             array = np.frombuffer(data, dtype).reshape(shape)
         except (ValueError, KeyError, IndexError) as error:
-            raise self.bad(number, f"its {name} is no array ({error}).") from None
+            raise self.bad(number, f"its {name} is not an array ({error}).") from None
         fits = feature is None or (array.dtype == feature.dtype and feature.shape in (array.shape, (None,)))
         if not fits or (feature is not None and feature.size is None and array.ndim != 1):
             raise self.bad(number, f"its {name} is {array.dtype.name} of shape {array.shape}, which must be {feature}.")
@@ -125,7 +125,7 @@ def open_mds(folder: Path) -> MdsShards | None:
         sizes = dict(zip(first["column_names"], first["column_sizes"], strict=True))
         counts = [int(shard["samples"]) for shard in shards]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"{index} is no index of MDS: {error!r}", path=str(index)) from error
+        raise CorruptDataError(f"{index} is not an index of MDS: {error!r}", path=str(index)) from error
     if any(name.name != str(name) for name in names):
         raise CorruptDataError(f"{index} names files of other folders.", path=str(index))
     if any(shard.get("compression") for shard in shards) and not all((folder / name).is_file() for name in names):

@@ -94,7 +94,9 @@ class TarShards(Foreign):
         arrays = [_array(value) for value in self._values(np.arange(min(len(self._sizes), 32)), name)]
         first = next((array for array in arrays if array is not None), None)
         if first is None:
-            raise CorruptDataError(f"{self.files.storage.url}: {name} is no array of NumPy.", path=self.files.names[0])
+            raise CorruptDataError(
+                f"{self.files.storage.url}: {name} is not an array of NumPy.", path=self.files.names[0]
+            )
         same = all(array is None or array.shape == first.shape for array in arrays)
         return Feature(first.dtype.name, first.shape if same or first.ndim != 1 else (None,), encoding="raw")
 
@@ -182,7 +184,8 @@ def _need_end(files: Files, number: int, end: int) -> None:
         raise files.damaged(number, "has no end behind its last member: it was cut, or is being written.")
     if rest.any():
         raise files.damaged(
-            number, f"goes on behind its end, byte {end}: joined tars are read up to there. Join them by `tar -A`."
+            number,
+            f"continues after its end, byte {end}: joined tars are read only up to there. Join them with `tar -A`.",
         )
 
 

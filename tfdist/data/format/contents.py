@@ -104,7 +104,7 @@ class Contents:
         rows = np.frombuffer(b"".join(payloads[place] for place in fitting), np.uint8)
         fits = template.fits(rows.reshape(len(fitting), template.length))
         for place in np.asarray(fitting, np.int64)[~fits].tolist():
-            problems[place] = "a record that is no example of its schema"
+            problems[place] = "a record that is not an example of its schema"
         return problems
 
 

@@ -181,7 +181,7 @@ def _read(data: bytes) -> Manifest:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"it is no JSON ({error}).") from None
+        raise ConfigError(f"it is not JSON ({error}).") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.', name="format")
     version = found.get("version")

@@ -59,7 +59,7 @@ def look_at(contents: Sequence[bytes], convert: bool = False) -> list[Look]:
 def _look(content: bytes, convert: bool) -> Look:
     kind = format_of(content)
     if not kind:
-        return Look(f"is no picture: it begins with {validation.shown(content[:12])}", is_broken=True)
+        return Look(f"is not a picture: it begins with {validation.shown(content[:12])}", is_broken=True)
     if kind not in KEPT and not convert:
         return Look(f"is a {kind} picture, and only {', '.join(KEPT)} can be read by every version of TensorFlow")
     tf = _tensorflow()

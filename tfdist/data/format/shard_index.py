@@ -47,7 +47,7 @@ class Index:
         try:
             arrays = safetensors.numpy.load(data)
         except Exception as error:  # what safetensors and NumPy raise about a stranger's file is not documented
-            raise CorruptDataError(f"{name} is no index ({error}).", path=name) from error
+            raise CorruptDataError(f"{name} is not an index ({error}).", path=name) from error
         for key, (dtype, shape) in wanted.items():
             if key not in arrays or arrays[key].dtype != dtype or arrays[key].shape != shape:
                 raise CorruptDataError(

@@ -489,7 +489,7 @@ def position_of(pipeline: Pipeline, state: Any, *, is_newest: bool = False) -> P
         return found
     if identity != pipeline.identity:
         _logger.info(
-            "%s: goes on with the %d examples that the state is of, and not with the %d that are there now.",
+            "%s: continues with the %d examples of the saved state, not with the %d that are there now.",
             *(pipeline.examples.url, identity.examples, pipeline.identity.examples),
         )
     pipeline.order, pipeline.identity = order, identity

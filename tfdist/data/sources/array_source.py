@@ -273,7 +273,7 @@ def _read(path: str) -> dict[str, Any]:
                     path=path,
                 ) from error
             raise CorruptDataError(
-                f"{path} is no array or archive of NumPy's, or was cut off: {error}", path=path
+                f"{path} is not an array or archive of NumPy's, or was cut off: {error}", path=path
             ) from error
     name = os.path.splitext(source_files.name_of(path))[0]
     return {field: loaded[field] for field in loaded.dtype.names} if loaded.dtype.names else {name: loaded}

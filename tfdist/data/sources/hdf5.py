@@ -55,7 +55,7 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
         low, high = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
         raise ConfigError(
             f"dataset {high!r} of {path} has {lengths[high]} examples and {low!r} has {lengths[low]}; all must have "
-            "the same number, along their first axis. Put what is no example into another group.",
+            "the same number, along their first axis. Put what is not an example into another group.",
             name=high,
             received=lengths[high],
             path=path,

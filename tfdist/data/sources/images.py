@@ -123,7 +123,7 @@ class Images:
         for path, content in zip(self._paths[first:last], contents, strict=True):
             if not format_of(content):
                 raise ConfigError(
-                    f"{path} is no picture: it begins with {validation.shown(content[:12])}, and is no JPEG, PNG, GIF, "
+                    f"{path} is not a picture: it begins with {validation.shown(content[:12])}, and is no JPEG, PNG, GIF, "
                     "BMP or WebP. Take it out, or save it as one of these.",
                     path=path,
                 )
@@ -153,7 +153,7 @@ def _pictures(entry: source_files.Entry, folder: str) -> list[source_files.Entry
             )
         if not is_picture(file.name):
             raise ConfigError(
-                f"{file.path} is no picture by its name; a class's folder has files that end with "
+                f"{file.path} is not a picture by its name; a class's folder has files that end with "
                 f"{', '.join(ENDINGS)}. Take it out.",
                 path=file.path,
             )

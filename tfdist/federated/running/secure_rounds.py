@@ -254,5 +254,5 @@ class SecureMember:
 
     def _of(self, session: object) -> MaskingClient:
         if self._client is None or session != self._client.plan.session:
-            raise ProtocolError("the server goes on with a sum that this client has not begun.", name=self._name)
+            raise ProtocolError("the server continues a sum that this client has not begun.", name=self._name)
         return self._client

@@ -131,7 +131,7 @@ def check_pin(certificate: bytes | None, federation: Federation, address: str) -
     if certificate is None or fingerprint_of(certificate) != federation.fingerprint:
         seen = "none" if certificate is None else fingerprint_of(certificate)
         raise ConfigError(
-            f"the server at {address} has another certificate than the list names ({seen[:16]}..., expected "
+            f"the server at {address} has another certificate than the one in the list ({seen[:16]}..., expected "
             f"{federation.fingerprint[:16]}...). Nothing was sent. Check the address, or get the new list by a channel "
             "that you trust.",
             name="--server",

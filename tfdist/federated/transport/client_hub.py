@@ -74,7 +74,7 @@ class ClientHub:
     ) -> None:
         if key.fingerprint != federation.fingerprint:
             raise ConfigError(
-                "the list names another certificate than the server's key has; clients would refuse this server. Use "
+                "the certificate in the list is not that of the server's key; clients would refuse this server. Use "
                 "the list that was made with this key.",
                 name="--keys",
             )

@@ -272,7 +272,7 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
         except NoRoomError as error:
             if not job.config.range[0] <= error.room < before.size:
                 raise
-            job.say(f"{error}\nThe job goes on with {error.room} workers")
+            job.say(f"{error}\nThe job continues with {error.room} workers")
             before = replace(before, size=error.room)
             continue
         except TfdistError:

@@ -41,7 +41,7 @@ _ENDS = {  # states of Slurm's that are no exit code of the job's
     "CANCELLED": "was cancelled by another user or command",
     "TIMEOUT": "was ended by Slurm: its time was up",
     "PREEMPTED": "was ended by Slurm, to make room for another one (--sbatch --requeue has it start again)",
-    "NODE_FAIL": "was ended by Slurm: a node has failed (--sbatch --no-kill lets it go on)",
+    "NODE_FAIL": "was ended by Slurm: a node has failed (--sbatch --no-kill lets it continue)",
     "OUT_OF_MEMORY": "was ended by Slurm: it took more memory than it was given (--memory-per-worker)",
     "DEADLINE": "was ended by Slurm: its deadline was over",
 }

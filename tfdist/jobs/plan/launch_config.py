@@ -148,7 +148,7 @@ class LaunchConfig:
         is_hidden=True,
     )
     standby: bool = option(False, "Keep a second set of workers ready to take over.")
-    evict_stragglers: bool = option(False, "Replace a worker that stays slow, or go on without it.")
+    evict_stragglers: bool = option(False, "Replace a worker that stays slow, or continue without it.")
     evict_seconds: float = option(
         30.0, "Seconds until a slow worker is evicted: 30.", metavar="S", above=0, maximum=DAY_SECONDS, is_hidden=True
     )

@@ -80,4 +80,4 @@ class Exporting:
         if code and not self._ends:
             how = f"killed by signal {-code}" if code < 0 else f"code {code}"
             said = f": {lines[-1]}" if lines and lines[-1] else ""
-            self._say(f"warning: what exports the job has ended ({how}{said}); the job goes on without it")
+            self._say(f"warning: what exports the job has ended ({how}{said}); the job continues without it")

@@ -176,7 +176,7 @@ class RemotePlacement:
                 raise NoRoomError(
                     "\n".join(self._without.values())
                     + f"\n{count} processes are asked for, and the other hosts have places for {room}. Places to spare "
-                    "in --hosts, or --min-workers, let a job go on.",
+                    "in --hosts, or --min-workers, let a job continue.",
                     room,
                 )
             wanted = places(left, count, servers=self._config.parameter_servers)
@@ -184,7 +184,7 @@ class RemotePlacement:
             unreached = self._reach(hosts, in_a_hurry=self._can_do_without(hosts, count))
             if not unreached:
                 for name in self._without.keys() - before:
-                    self._say(f"{self._without[name]}\nThe job goes on without it.")
+                    self._say(f"{self._without[name]}\nThe job continues without it.")
                 return wanted
             if not self._launcher.does_without or unreached.keys() - self._known or self._interrupted():
                 raise TfdistError("\n".join(sorted(set(unreached.values()))))

@@ -99,7 +99,7 @@ def told(slow: "Slow", decided: Decided) -> str:
     """Return a sentence that names the slow worker, compares it with the median, and states the measure."""
     follows = {
         Measure.REPLACED: "a standby takes its place",
-        Measure.LEFT_OUT: "the others go on without it",
+        Measure.LEFT_OUT: "the others continue without it",
         Measure.KEPT: f"it stays: {decided.why}",
     }
     return (

@@ -161,7 +161,7 @@ class Outlet(Generic[_News]):
                 exporter.write(update)
                 wait = self.first_wait
             except Exception as error:  # noqa: BLE001 - any, of any library and server
-                self._once("failed", f"cannot be written ({_in_short(error)}); the job goes on without it")
+                self._once("failed", f"cannot be written ({_in_short(error)}); the job continues without it")
                 with self._changed:
                     if not self._ends:
                         self._put_back(update)

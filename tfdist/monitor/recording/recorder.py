@@ -213,7 +213,7 @@ class Recorder(StepObserver):
                 self._is_due.clear()
                 self.flush(all_steps=False)
         except Exception as error:  # nothing that is recorded is worth a training
-            text = "Recording the steps of this process has failed with %r; it ends, and training goes on."
+            text = "Recording the steps of this process has failed with %r; it ends, and training continues."
             logging.getLogger("tfdist").warning(text, error, exc_info=error)
 
     def close(self) -> None:

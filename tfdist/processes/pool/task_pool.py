@@ -94,7 +94,7 @@ class TaskPool:
                 future.set_exception(
                     TfdistError(
                         f"a process of the pool was ended from outside ({self._broken}). If memory ran out, pass "
-                        f"{self._cure}. Run again to go on behind what is finished."
+                        f"{self._cure}. Run again to continue after what is finished."
                     )
                 )
 

@@ -76,7 +76,7 @@ def _advice(text: str) -> str:
     main = version_pairs.MAIN
     return (
         f"{text}. tfdist reads private names of both, so another pair may train to other weights without a word. "
-        f'Install a tested one: pip install "tensorflow=={main.tensorflow}" "keras=={main.keras}". To go on at your '
+        f'Install a tested one: pip install "tensorflow=={main.tensorflow}" "keras=={main.keras}". To continue at your '
         f"own risk: export {UNTESTED_VERSIONS.name}=allow."
     )
 

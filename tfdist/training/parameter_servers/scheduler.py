@@ -391,7 +391,7 @@ class Scheduler:
         if now - self._alone_since > self.lost_seconds:
             raise WorkerLostError(
                 f"no worker of {len(self._workers)} has answered for {self.lost_seconds:g} s. Start them again at "
-                "their addresses (tfdist run does), or the whole job, which goes on from its last backup.",
+                "their addresses (tfdist run does), or the whole job, which continues from its last backup.",
                 workers=range(len(self._workers)),
             )
 

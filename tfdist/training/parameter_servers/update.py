@@ -44,7 +44,7 @@ class BoundedCalls:
             self._require_servers()
             raise DeadlineError(
                 f"the parameter servers have not applied a step within {self._timeout_seconds:g} s. One of them hangs "
-                "or is stopped: end it, and start the job again, which goes on from its last backup."
+                "or is stopped: end it, and start the job again, which continues from its last backup."
             ) from None
         if error is not None:
             if tf_servers.is_loss(error):

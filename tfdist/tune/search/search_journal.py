@@ -46,7 +46,7 @@ def read(path: Path) -> Iterator[Event]:
             yield event_from_json(json.loads(line))
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptDataError(
-                f"line {number} of {path} is no event of a search ({error}). Restore the file, or search anew in "
+                f"line {number} of {path} is not an event of a search ({error}). Restore the file, or search anew in "
                 "another folder.",
                 path=path,
             ) from error

@@ -88,7 +88,7 @@ def under_strategy(
     strategy = model.distribute_strategy
     if not isinstance(strategy, KerasTraining):
         raise NotComparedError(
-            f"fit trains the model {model.name!r} under {type(strategy).__name__}, which is no strategy of tfdist; "
+            f"fit trains the model {model.name!r} under {type(strategy).__name__}, which is not a strategy of tfdist; "
             "create and compile it under `with tfdist.strategies.from_environment().scope():`."
         )
     run = Run(replicas=strategy.num_replicas_in_sync, workers=strategy.workers.count)

@@ -50,7 +50,7 @@ def table_of(path: str) -> Any:
         try:
             source = arrow.memory_map(path)
         except (arrow.ArrowException, OSError) as error:
-            raise CorruptDataError(f"{path} is no whole file of Arrow: {error}", path=path) from error
+            raise CorruptDataError(f"{path} is not a whole file of Arrow: {error}", path=path) from error
     try:
         size = source.size()
         is_file = source.read(6) == b"ARROW1"
@@ -62,7 +62,7 @@ def table_of(path: str) -> Any:
         source.seek(0)
         table = (arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)).read_all()
     except (arrow.ArrowException, OSError) as error:
-        raise CorruptDataError(f"{path} is no whole file of Arrow: {error}", path=path) from error
+        raise CorruptDataError(f"{path} is not a whole file of Arrow: {error}", path=path) from error
     if not is_file and end != mark:
         raise CorruptDataError(
             f"{path} is a stream of Arrow without its end; it was cut, or is being written.", path=path

@@ -62,5 +62,5 @@ def _opened(path: str) -> Iterator[Any]:
             handle = stack.enter_context(source_files.opened(path)) if source_files.is_url(path) else path
             file = parquet.ParquetFile(handle, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         except arrow.ArrowInvalid as error:
-            raise CorruptDataError(f"{path} is no Parquet file, or was cut off: {error}", path=path) from error
+            raise CorruptDataError(f"{path} is not a Parquet file, or was cut off: {error}", path=path) from error
         yield stack.enter_context(file)

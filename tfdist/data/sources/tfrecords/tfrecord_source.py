@@ -149,7 +149,7 @@ class Records:
         if found.problem:
             raise CorruptDataError(
                 f"{path} has {found.problem} at byte {found.offsets[-1]}, after {len(found.offsets) - 1} records. It "
-                "is no TFRecord file, or was cut off or damaged; make it anew, or leave it out.",
+                "is not a TFRecord file, or was cut off or damaged; make it again, or leave it out.",
                 path=path,
             )
         self._offsets = found.offsets
@@ -246,7 +246,7 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 
 def _corrupt(path: str, index: int, position: int) -> CorruptDataError:
     return CorruptDataError(
-        f"record {index} of {path}, at byte {position}, does not have its checksum: the file is no TFRecord file, or "
+        f"record {index} of {path}, at byte {position}, does not have its checksum: the file is not a TFRecord file, or "
         "was damaged or cut off. Make it anew, or leave it out.",
         path=path,
     )
