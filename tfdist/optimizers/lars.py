@@ -202,7 +202,8 @@ def _compiled(exclude: Any) -> list[re.Pattern[str]]:
             patterns.append(re.compile(f"(?:^|/)(?:{pattern})(?:/|$)"))
         except re.error as error:
             raise ConfigError(
-                f"exclude has {pattern!r}, which is not a regular expression ({error}). Write a backslash before a sign "
+                f"exclude has {pattern!r}, which is not a regular expression ({error}). Write a "
+                "backslash before a sign "
                 "that is meant as it is: re.escape() does that."
             ) from None
     return patterns

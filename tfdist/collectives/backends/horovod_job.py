@@ -95,7 +95,8 @@ def _give_up(membership: Membership, me: int) -> None:
     cause = membership.find_cause()
     sys.stdout.flush()
     sys.stderr.write(
-        f"tfdist: WorkerLostError: worker {me} cannot continue, because the ring has broken: {cause}. See that worker's "
+        f"tfdist: WorkerLostError: worker {me} cannot continue, because the ring has broken: {cause}. "
+        "See that worker's "
         "output, then start the job again.\n"
     )
     sys.stderr.flush()

@@ -123,7 +123,8 @@ class Images:
         for path, content in zip(self._paths[first:last], contents, strict=True):
             if not format_of(content):
                 raise ConfigError(
-                    f"{path} is not a picture: it begins with {validation.shown(content[:12])}, and is no JPEG, PNG, GIF, "
+                    f"{path} is not a picture: it begins with {validation.shown(content[:12])}, and "
+                    "is no JPEG, PNG, GIF, "
                     "BMP or WebP. Take it out, or save it as one of these.",
                     path=path,
                 )

@@ -51,7 +51,8 @@ def base_of(place: Storage, exists: str, schema: Schema | None, label: str | Non
     found = read_manifest(place)
     if schema is not None and schema != found.schema:
         raise ConfigError(
-            f"the schema differs from the schema of {place.url}, to which the examples are to be appended. Leave schema (--schema) out.",
+            f"the schema differs from the schema of {place.url}, to which the examples are to be "
+            "appended. Leave schema (--schema) out.",
             name="schema",
             path=place.url,
         )

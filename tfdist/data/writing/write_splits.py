@@ -103,7 +103,8 @@ def write_each(
             for name, manifest in finished.items():
                 if manifest.schema.to_json() != schema.to_json():
                     raise ConfigError(
-                        f"{places[name].url} holds examples with another schema than that of the examples to be written next to it. "
+                        f"{places[name].url} holds examples with another schema than that of the "
+                        "examples to be written next to it. "
                         "Pass exists='overwrite' (--overwrite) to write all splits anew.",
                         name="schema",
                         path=places[name].url,

@@ -191,7 +191,7 @@ class RestartReporter:
                 self._restored = True
                 text += f", from step {resumed}{f' ({source})' if source else ''}; {_steps(lost)} repeated"
             elif lost:  # all that held it is gone, and nothing was saved before
-                text += f". No state was found to continue from, so training has begun again from the start: {_steps(lost)} repeated"
+                text += f". No state was found to continue from, so training begins again: {_steps(lost)} repeated"
             self.say(text)
         self.file.write("stepping", start=self.start, clock=clock, **content)
         self._since = None

@@ -246,7 +246,8 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 
 def _corrupt(path: str, index: int, position: int) -> CorruptDataError:
     return CorruptDataError(
-        f"record {index} of {path}, at byte {position}, does not have its checksum: the file is not a TFRecord file, or "
+        f"record {index} of {path}, at byte {position}, does not have its checksum: the file is not a "
+        "TFRecord file, or "
         "was damaged or cut off. Make it anew, or leave it out.",
         path=path,
     )
