@@ -1,1 +1,1 @@
-"""Benchmarks of tfdist itself, beside its peers: `python -m benchmarks --help`."""
+"""Benchmarks of tfdist itself, compared with its peers: `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: benchmarks of tfdist itself, beside its peers; run it in a clone of the repository."""
+"""`python -m benchmarks`: benchmarks of tfdist and its peers; run it in a clone of the repository."""
 
 import importlib
 
@@ -52,12 +52,12 @@ class _Benchmarks(Main):
     context_settings=SETTINGS,
 )
 def main() -> None:
-    """Measure tfdist beside its peers, in turns within one run. No user needs it: it is not installed with tfdist.
+    """Compare tfdist with its peers, in turns within one run. Users do not need it: it is not installed with tfdist.
 
     A benchmark prints tables. A figure is a ratio of the two sides' times in the same round, given as median
     [quartiles]; above 1 tfdist is faster, unless the benchmark says otherwise. Absolute times depend on the machine and
-    on what else it does; ratios much less. docs/benchmarks.md has what was measured, with hardware and dates.
-    `tfdist bench` measures a cluster of yours: all-reduces, steps and gradient compression.
+    its other work; ratios depend on them much less. docs/benchmarks.md has the results, with hardware and dates.
+    `tfdist bench` measures your own cluster: all-reduces, steps and gradient compression.
     """
 
 

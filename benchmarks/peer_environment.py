@@ -1,4 +1,4 @@
-"""An environment of its own for a peer, whose requirements do not go with those of tfdist."""
+"""An environment of its own for a peer, whose requirements conflict with those of tfdist."""
 
 import json
 import subprocess

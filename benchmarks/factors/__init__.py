@@ -1,1 +1,1 @@
-"""Matrix factorisation beside `implicit`."""
+"""Matrix factorisation, compared with `implicit`."""

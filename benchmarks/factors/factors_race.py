@@ -1,4 +1,4 @@
-"""Alternating least squares of the recipe `least_squares`, beside the package `implicit` and a loop in NumPy."""
+"""Alternating least squares by the recipe `least_squares`, by the package `implicit`, and by a loop in NumPy."""
 
 import os
 import runpy
@@ -28,7 +28,7 @@ _TURN_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class FactorsBench(Suite):
-    """Factorise which words stand in which functions of installed packages, in turns:
+    """Factorise a matrix of words and functions of installed packages, in turns:
 
     \b
     tfdist       the recipe least_squares on workers of one core each; exact solutions
@@ -36,10 +36,9 @@ class FactorsBench(Suite):
     implicit-cg  its default: three steps of conjugate gradients
     NumPy        a loop over rows and columns in one process; exact solutions
 
-    All are in float32 and minimise the same objective, which is given after the last sweep. The figure is the median
-    time of a sweep over rows and columns, without the first; seconds of the processor are of all workers, and say more
-    on a busy machine. implicit is installed into a temporary environment; it
-    needs a package index.
+    All are in float32 and minimise the same objective, whose value is given after the last sweep. The figure is the
+    median time of a sweep over rows and columns, without the first. CPU seconds are those of all workers, and are more
+    reliable on a busy machine. implicit is installed into a temporary environment, which needs a package index.
     """
 
     factors: int = option(32, "Numbers for a row and for a column.", minimum=2)
@@ -82,7 +81,7 @@ class FactorsBench(Suite):
 
 
 def _matrix(setup: FactorsBench, path: Path) -> Mapping[str, Any]:
-    """The entries that the recipe learns from."""
+    """The entries from which the recipe learns."""
     recipe = runpy.run_path(str(RECIPE.with_name("word_counts.py")))
     rows, columns, weights, held, shape = recipe["learnt_from"](
         recipe["count"](list(setup.packages), 20), _ALPHA, "float32", np.random.default_rng(_SEED)
@@ -102,7 +101,7 @@ def _trained(setup: FactorsBench, folder: Path) -> Path:
 
 
 def _objective(matrix: Mapping[str, Any], x: Any, y: Any) -> float:
-    """The weighted squared error over all entries, missing ones too, and the penalty."""
+    """The weighted squared error over all entries, including missing ones, and the penalty."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     total = np.sum((x.T @ x) * (y.T @ y)) + _REGULARISATION * (np.sum(x * x) + np.sum(y * y))
     for some in np.array_split(np.arange(len(matrix["rows"])), max(1, len(matrix["rows"]) // 100_000)):
@@ -120,7 +119,7 @@ class FactorsReport(Report):
     measured: Mapping[str, Sequence[Mapping[str, float]]]
 
     def of(self, arm: str, what: str) -> list[float]:
-        """The "seconds" of the clock, or of the "processor", of a sweep, for each factorisation."""
+        """The wall "seconds", or the CPU seconds ("processor"), of a sweep, for each factorisation."""
         return [one[what] for one in self.measured[arm]]
 
     def derived(self) -> dict[str, Any]:

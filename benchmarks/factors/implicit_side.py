@@ -1,6 +1,6 @@
 """One factorisation: `python implicit_side.py implicit|implicit-cg|NumPy JSON`, in an environment that has implicit.
 
-The peers' sweeps are timed one by one, as those of the recipe are; reading the matrix is not.
+The peers' sweeps are timed one by one, as in the recipe, without the time to read the matrix.
 """
 
 import json
@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as implicit asks: its own threads share the rows out
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as implicit requests: its own threads divide the rows
 
 import numpy as np
 from scipy import sparse
 
 
 def by_implicit(matrix: Any, setup: dict[str, Any], *, use_cg: bool) -> tuple[Any, Any, Any]:
-    """Implicit's own formula has the confidence where an entry is, so 1 + weight."""
+    """Implicit's own formula has the confidence of an entry, which is 1 + weight."""
     from implicit.cpu.als import AlternatingLeastSquares
 
     model = AlternatingLeastSquares(
@@ -51,7 +51,7 @@ def by_loop(matrix: Any, setup: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def now() -> tuple[float, float]:
-    """Seconds of the clock, and of the processor."""
+    """Wall seconds and CPU seconds."""
     return time.perf_counter(), time.process_time()
 
 

@@ -1,1 +1,1 @@
-"""Federated training beside Flower."""
+"""Federated training, compared with Flower."""

@@ -1,7 +1,7 @@
 """Flower's part of a turn: `python flower_side.py secure|rounds JSON`, in an environment that has Flower.
 
-secure: server and nodes are in this process, so messages cross no network, and only processor time counts.
-rounds: Flower's simulation, whose clients train softmax regression in NumPy, without a framework.
+secure: server and nodes are in this process, so messages cross no network, and only CPU time counts. rounds: Flower's
+simulation, whose clients train softmax regression in NumPy, without a framework.
 """
 
 import copy
@@ -18,7 +18,7 @@ logging.disable(logging.INFO)
 
 
 def secure(setup: dict[str, Any]) -> dict[str, float]:
-    """One sum: processor seconds of a client and of the server, and the largest error of the mean."""
+    """One sum: CPU seconds of a client and of the server, and the largest error of the mean."""
     from flwr.app import Context, Message, RecordDict
     from flwr.client.mod import secaggplus_mod
     from flwr.common import Code, ConfigRecord, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
@@ -46,7 +46,7 @@ def secure(setup: dict[str, Any]) -> dict[str, float]:
         """A grid whose nodes are in this process."""
 
         def send_and_receive(self, messages: Any, timeout: Any = None) -> list[Any]:
-            for message in messages:  # as a network gives each node its own
+            for message in messages:  # each node gets its own, as over a network
                 message.content = copy.deepcopy(message.content)
             begun, replies = time.process_time(), []
             for message in messages:
@@ -81,7 +81,7 @@ def secure(setup: dict[str, Any]) -> dict[str, float]:
 
 
 def rounds(setup: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of each round but the first, in which actors start, and the accuracy after each."""
+    """Seconds of each round except the first, in which actors start, and the accuracy after each."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp

@@ -1,4 +1,4 @@
-"""Rules against clients that lie, on handwritten digits: each rule under each attack, with alike and unlike clients."""
+"""Rules against clients that lie, on handwritten digits: each rule under each attack, with two splits of data."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,8 +46,8 @@ _TEST = 360  # images
 class LiarsBench(Suite):
     """Train on handwritten digits with clients that lie, by each rule and under each attack.
 
-    Clients are alike, or unlike: their shares of each digit are drawn from a Dirichlet distribution. The figure is the
-    accuracy on the test data after the last round, as median and quartiles over seeds. The same clients lie in all
+    Clients are alike, or differ: then their shares of each digit are drawn from a Dirichlet distribution. The figure is
+    the accuracy on the test data after the last round, as median and quartiles over seeds. The same clients lie in all
     trainings. Nothing is timed.
     """
 
@@ -93,7 +93,7 @@ class LiarsBench(Suite):
 
 
 def rule(name: str, liars: int) -> Aggregator:
-    """Return the rule of this name, told of so many liars."""
+    """Return the rule of this name, for this number of liars."""
     made: dict[str, Aggregator] = {
         "mean": Mean(),
         "median": Median(liars=liars),
@@ -108,7 +108,7 @@ def rule(name: str, liars: int) -> Aggregator:
 
 
 class _Shared(App):
-    """An application whose trainings have one graph: making it takes longer than most of them."""
+    """An application whose trainings share one graph, because making it takes longer than most trainings."""
 
     def trainer(self) -> Any:
         return _trainer()
@@ -158,7 +158,7 @@ class LiarsReport(Report):
     accuracy: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
     def lowest(self, split: str, name: str) -> float:
-        """Return the accuracy of a rule under the attack that is worst for it."""
+        """Return the accuracy of a rule under its worst attack."""
         return min(median(values) for values in self.accuracy[split][name].values())
 
     def derived(self) -> dict[str, Any]:

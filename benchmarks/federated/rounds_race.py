@@ -1,4 +1,4 @@
-"""Rounds of simulated clients, beside Flower's simulation: seconds of a round, and accuracy by rounds."""
+"""Rounds of simulated clients, compared with Flower's simulation: seconds of a round, and accuracy by rounds."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ class RoundsBench(Suite):
     Flower   run_simulation: Ray's actors, one for each core; clients train in NumPy
 
     All clients take part in each round; their shares of each digit are drawn from a Dirichlet distribution. The split,
-    the first weights, the batches' size and the learning rate are the same; the order of examples is not. The first
-    round, in which graphs are traced and actors start, is left out. Flower is installed into a temporary environment;
-    it needs a package index.
+    the first weights, the batch size and the learning rate are the same; the order of examples is not. The first round,
+    in which graphs are traced and actors start, is left out. Flower is installed into a temporary environment, which
+    needs a package index.
     """
 
     clients: int = option(100, "How many there are.", minimum=2)
@@ -65,7 +65,7 @@ class RoundsBench(Suite):
 
 
 def _split(setup: RoundsBench, seed: int) -> tuple[list[Any], Any]:
-    """The examples of each client, and those of the test."""
+    """The examples of each client, and the test examples."""
     x, y = datasets.load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
     order = np.random.default_rng(seed).permutation(len(y))
@@ -102,7 +102,7 @@ class RoundsReport(Report):
         return [quartiles(one["seconds"]).median for one in self.measured[arm]]
 
     def accuracy(self, arm: str, part: float) -> list[float]:
-        """Return the accuracy after this part of the rounds, for each training."""
+        """Return the accuracy after this fraction of the rounds, for each training."""
         return [one["accuracy"][max(0, round(part * self.setup.rounds) - 1)] for one in self.measured[arm]]
 
     def derived(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Secure sums beside SecAgg+ of Flower, which has an environment of its own, and beside the plain mean."""
+"""Secure sums, compared with SecAgg+ of Flower, which has an environment of its own, and with the plain mean."""
 
 import tempfile
 import time
@@ -42,7 +42,7 @@ class SecureBench(Suite):
     Flower SecAgg+   with the same number of neighbours, and the same threshold
     plain mean       of updates that are not masked: the server alone
 
-    Figures are processor time. Flower is installed into a temporary environment; it needs a package index.
+    Figures are CPU time. Flower is installed into a temporary environment, which needs a package index.
     """
 
     clients: int = option(100, "How many; none is lost.", minimum=4)
@@ -76,7 +76,7 @@ class SecureBench(Suite):
 
 
 def masked_sum(names: Sequence[str], vector: Any) -> dict[str, float]:
-    """One secure sum: processor seconds of a client and of the server, and the largest error of the mean."""
+    """One secure sum: CPU seconds of a client and of the server, and the largest error of the mean."""
     sums = SecureSums(clip=1.0)
     keys = {name: Ed25519PrivateKey.generate() for name in names}
     roster = {name: key.public_key().public_bytes_raw() for name, key in keys.items()}
@@ -103,7 +103,7 @@ def masked_sum(names: Sequence[str], vector: Any) -> dict[str, float]:
 
 
 def plain_mean(clients: int, vector: Any) -> dict[str, float]:
-    """The same of the plain mean, in which clients have nothing to do."""
+    """The same for the plain mean, for which clients have no work."""
     begun = time.process_time()
     aggregation = Mean().start()
     for _ in range(clients):
@@ -121,7 +121,7 @@ class SecureReport(Report):
     neighbours: int
 
     def seconds(self, arm: str, part: str) -> list[float]:
-        """Return the processor seconds of all sums of a way: of one client, of the server, or of all together."""
+        """Return the CPU seconds of all sums of a way: of one client, of the server, or of all together."""
         if part != "all":
             return [one[part] for one in self.measured[arm]]
         return [self.setup.clients * one["client"] + one["server"] for one in self.measured[arm]]

@@ -1,4 +1,4 @@
-"""Writing, reading and resuming TFRecord data: tfdist beside TensorFlow's own tools and grain."""
+"""Writing, reading and resuming TFRecord data by tfdist, TensorFlow's own tools and grain."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ _SERIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class DataBench(Suite):
-    """Measure writing, reading and resuming of TFRecord data, beside TensorFlow's own tools and grain.
+    """Measure writing, reading and resuming of TFRecord data, compared with TensorFlow's own tools and grain.
 
     \b
     tf.train.Example   the peer of writing: an Example for each, serialized, into tf.io.TFRecordWriter
@@ -45,9 +45,9 @@ class DataBench(Suite):
     later epochs       checked when a record was read first: verify="first", the default
     grain              array_record (groups of one) shuffled and parsed, where both are installed
 
-    Resuming is the time from making the dataset to its first batch, beside tf.data with `skip`. All sides take turns.
-    Ratios to the peer are of the same round: median [lower-upper quartile]. It needs 1 GB in the folder for temporary
-    files, and takes about 3 minutes on 2 cores.
+    Resuming is the time from making the dataset to its first batch, compared with tf.data and `skip`. All sides take
+    turns. Ratios to the peer are from the same round: median [lower-upper quartile]. The benchmark needs 1 GB in the
+    folder for temporary files, and takes about 3 minutes on 2 cores.
     """
 
     rows: int = option(500_000, "Rows that are read.", minimum=4096)
@@ -102,13 +102,13 @@ def _folder(directory: str | None) -> Iterator[Path]:
 def measured(
     subject: str, arms: Mapping[tuple[str, str], Callable[[], Any]], setup: DataBench, told: Told
 ) -> "list[DataRow]":
-    """Let all sides take turns, after a round that is not counted, and return a row for each.
+    """Let all sides take turns, after an uncounted round, and return a row for each.
 
     Args:
         subject: "write", "read" or "resume".
         arms: (kind, way) -> writes or reads all examples once.
         setup: the benchmark.
-        told: told what is measured next.
+        told: gets the name of the next measurement.
     """
     named = {f"{kind}: {way}": (kind, way) for kind, way in arms}
 
@@ -136,7 +136,7 @@ class DataTarget:
     Attributes:
         of: "cpu" or "speed" (examples per second) or "time", against the peer.
         bound: the number.
-        at_least: whether the ratio has to be at least that; else at most.
+        at_least: whether the ratio has to be at least the number; otherwise at most.
     """
 
     of: str
@@ -151,7 +151,7 @@ class DataTarget:
         return f"{self.of} {'>=' if self.at_least else '<='} {self.bound:g}"
 
 
-#: (subject, kind, way) -> what is asked
+#: (subject, kind, way) -> the requirement
 TARGETS: Mapping[tuple[str, str, str], DataTarget] = {
     ("write", "rows", "tfdist"): DataTarget("cpu", 0.06, at_least=False),
     ("write", "images", "tfdist"): DataTarget("cpu", 0.6, at_least=False),
@@ -168,12 +168,12 @@ _PEER_OF = {"tf.data, skip": "tf.data, fresh start"}
 
 @dataclass(frozen=True)
 class DataRow:
-    """One side, measured once per round.
+    """One side, which is measured once per round.
 
     Attributes:
         subject: "write", "read" or "resume".
         kind: "rows" or "images"; "resume".
-        way: which side does it, and how.
+        way: the side, and its way.
         examples: per turn.
         seconds: wall clock, per round.
         cpu_seconds: of the whole process with all its threads, per round.
@@ -188,12 +188,12 @@ class DataRow:
 
     @property
     def target(self) -> DataTarget | None:
-        """The bound that the ratio must meet; None where there is none."""
+        """The bound that the ratio must meet; None if there is none."""
         return TARGETS.get((self.subject, self.kind, self.way))
 
     @property
     def peer(self) -> str:
-        """The way that it is compared with."""
+        """The way with which it is compared."""
         return _PEER_OF.get(self.way, PEERS[self.subject])
 
     def against(self, peer: "DataRow") -> dict[str, Quartiles]:
@@ -214,12 +214,12 @@ class DataRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport(Report):
-    """Everything that was measured.
+    """All measurements.
 
     Attributes:
-        rows: a side each; the first of its kind is the peer of the others.
-        state_bytes: how many bytes say where reading stands: tfdist's, and tf.data's with a shuffle buffer.
-        left_out: what could not be measured -> why.
+        rows: one for each side; the first of its kind is the peer of the others.
+        state_bytes: the bytes of a reader's state: tfdist's, and tf.data's with a shuffle buffer.
+        left_out: a side that could not be measured -> the reason.
     """
 
     setup: DataBench
@@ -228,7 +228,7 @@ class DataReport(Report):
     left_out: Mapping[str, str]
 
     def peer(self, row: DataRow) -> DataRow:
-        """Return the peer's row, with which a row is compared."""
+        """Return the row of the peer with which a row is compared."""
         wanted = (row.subject, row.kind, row.peer)
         return next(each for each in self.rows if (each.subject, each.kind, each.way) == wanted)
 

@@ -1,7 +1,7 @@
 """The sides of the data benchmark, each of which writes or reads all examples once when it is called, and their data.
 
-Rows of a table and pictures are read as tfdist writes them and as TensorFlow's own tools do; grain over array_record
-reads the same pictures, shuffled globally, where both are installed.
+Rows of a table and pictures are read from files of tfdist and from files of TensorFlow's own tools. If grain and
+array_record are installed, grain reads the same pictures, shuffled globally.
 """
 
 import importlib
@@ -28,13 +28,13 @@ Arm = Callable[[], Any]
 _COLUMNS = 40
 _FILES = 4
 _SMALLEST, _LARGEST = 20_000, 100_000  # bytes of a picture
-_NOISE = 1 << 22  # bytes, of which pictures are cut
+_NOISE = 1 << 22  # bytes, from which pictures are cut
 
 _Columns = dict[str, Any]
 
 
 def prepare(setup: DataBench, folder: Path) -> None:
-    """Write the data to read: rows and pictures, as tfdist writes them and as TensorFlow's own tools do."""
+    """Write the data to read: rows and pictures, by tfdist and by TensorFlow's own tools."""
     for kind, columns in (("rows", _rows(setup.rows)), ("images", _pictures(setup.images))):
         if not (folder / kind / "manifest.json").is_file():
             _write_examples(columns, folder / f"{kind}-examples")
@@ -63,7 +63,7 @@ def writing(setup: DataBench, folder: Path) -> dict[tuple[str, str], Arm]:
 
 
 def reading(folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, str]]:
-    """Return the functions that read, by the kind of data and the way; and the reasons why others are left out."""
+    """Return the functions that read, by the kind of data and the way, and the reasons for missing ones."""
     arms: dict[tuple[str, str], Arm] = {}
     left_out: dict[str, str] = {}
     engines: dict[str, bool | None] = {"numpy": False, "native": None}
@@ -109,7 +109,7 @@ def resuming(setup: DataBench, folder: Path) -> tuple[dict[tuple[str, str], Arm]
 
 
 def _checkpoint_bytes(setup: DataBench, folder: Path) -> int:
-    """Return the bytes of a checkpoint of tf.data's iterator, with a tenth of the pictures in its shuffle buffer."""
+    """Return the size of a checkpoint of tf.data's iterator, with a tenth of the pictures in its shuffle buffer."""
     files = tf.data.TFRecordDataset(sorted(str(path) for path in (folder / "images-examples").glob("part-*.tfrecord")))
     iterator = iter(files.shuffle(max(1, setup.images // 10)).batch(BATCH["images"]))
     next(iterator)
@@ -127,7 +127,7 @@ def _rows(count: int) -> _Columns:
 
 
 def _pictures(count: int) -> _Columns:
-    """Return pictures of 20 to 100 KB with a label: bytes that cannot be compressed, as those of a JPEG."""
+    """Return pictures of 20 to 100 KB with a label: bytes that cannot be compressed, like those of a JPEG."""
     draw = np.random.default_rng(7)
     noise = draw.bytes(_NOISE)
     sizes = draw.integers(_SMALLEST, _LARGEST, count, endpoint=True)
@@ -137,7 +137,7 @@ def _pictures(count: int) -> _Columns:
 
 
 def _write_examples(columns: _Columns, folder: Path) -> None:
-    """Write columns as TensorFlow's guide does: a `tf.train.Example` for each, by `tf.io.TFRecordWriter`."""
+    """Write columns as in TensorFlow's guide: a `tf.train.Example` for each row, by `tf.io.TFRecordWriter`."""
     folder.mkdir(parents=True, exist_ok=True)
     count, features = len(columns["label"]), {name: _feature_of(values) for name, values in columns.items()}
     for file in range(_FILES):
@@ -160,7 +160,7 @@ def _sequential(folder: Path, kind: str, batch_size: int) -> tf.data.Dataset:
     """Return the peer: files in their order, checksums checked, whole batches parsed on two threads, prefetched.
 
     Args:
-        folder: what `_write_examples` wrote.
+        folder: the folder that `_write_examples` wrote.
         kind: "rows" or "images".
         batch_size: examples of a batch.
     """

@@ -28,7 +28,7 @@ class _Empty(types.ModuleType):
 
 
 class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds empty modules; it is asked last, so for what is not installed."""
+    """A finder of empty modules, which is asked last, so only for missing modules."""
 
     names = frozenset({"torch", "torchvision", "datasets", "transformers", "zstd", "brotli", "snappy"})
     names |= {"paramiko", "databricks", "boto3", "botocore", "oci", "azure", "google", "alipcs"}
@@ -64,7 +64,7 @@ def webdataset(setup: dict[str, Any]) -> int:
 
 
 def mosaicml(setup: dict[str, Any]) -> int:
-    """Samples in a random order over all shards; in batches where these have a size."""
+    """Samples in a random order over all shards, in batches if these have a size."""
     sys.meta_path.append(_Missing())
     from streaming.base.format.mds.reader import MDSReader
 
@@ -92,7 +92,7 @@ def _stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def timed(side: Callable[[dict[str, Any]], int], setup: dict[str, Any]) -> tuple[float, float]:
-    """Return the seconds of the second pass, of the clock and of the processor."""
+    """Return the wall seconds and CPU seconds of the second pass."""
     whole = side(setup)
     began = time.perf_counter(), time.process_time()
     if side(setup) != whole or not whole:

@@ -1,4 +1,4 @@
-"""Reading files of other libraries, mixing sources and packing sequences: tfdist beside those libraries."""
+"""Reading files of other libraries, mixing sources and packing sequences, by tfdist and by those libraries."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ REQUIREMENTS = (
 
 @dataclass(frozen=True)
 class Race:
-    """Two ways whose times are compared, and what is asked of ``over`` divided by ``under``."""
+    """Two ways whose times are compared, and the requirement for ``over`` divided by ``under``."""
 
     subject: str
     over: str
@@ -55,7 +55,7 @@ RACES = (
 
 @dataclass(frozen=True, kw_only=True)
 class FormatsBench(Suite):
-    """Measure reading of files of other libraries, mixing and packing, beside those libraries and loops in tf.data.
+    """Measure reading of files of other libraries, mixing and packing, by tfdist, its peers and loops in tf.data.
 
     \b
     tar            pictures in four shards, shuffled over all; WebDataset with a buffer of 1,000, lists of 64
@@ -65,10 +65,10 @@ class FormatsBench(Suite):
     mixing         rows of four directories in equal and in unequal shares; beside one directory with all rows
     packing        lists of integers in rows of 512; a Python loop over the same records in tf.data
 
-    tfdist's batches are tensors in tf.data, those of the peers lists or arrays of NumPy, which they read in processes
-    of their own: the second pass of each is timed. All sides take turns. The peers are installed into an environment in
-    the folder, which needs a package index; torch is not installed, for no side uses it. It needs 1 GB in the folder,
-    and takes about 5 minutes on 2 cores.
+    tfdist's batches are tensors in tf.data. Batches of the peers are lists or arrays of NumPy, which they read in
+    processes of their own. The second pass of each is timed. All sides take turns. The peers are installed into an
+    environment in the folder, which needs a package index; torch is not installed, because no side uses it. The
+    benchmark needs 1 GB in the folder, and takes about 5 minutes on 2 cores.
     """
 
     images: int = option(12_000, "Pictures, and arrays, that are read.", minimum=256)
@@ -84,7 +84,7 @@ class FormatsBench(Suite):
     )
 
     def examples(self, subject: str) -> int:
-        """Return how many examples a turn has."""
+        """Return the number of examples of a turn."""
         return {"mixing": self.rows, "packing": self.documents}.get(subject, self.images)
 
     def run(self, told: Told = untold) -> "FormatsReport":
@@ -132,7 +132,7 @@ def _folder(directory: str | None) -> Iterator[Path]:
 
 
 def _timed(side: Callable[[], Any]) -> Callable[[], tuple[float, float]]:
-    """A side that says the seconds it took, and those of the processor."""
+    """A side that returns its wall seconds and its CPU seconds."""
 
     def turn() -> tuple[float, float]:
         began = time.perf_counter(), time.process_time()
@@ -161,10 +161,10 @@ def _peers(folder: Path) -> dict[tuple[str, str], Callable[[], tuple[float, floa
 
 @dataclass(frozen=True, kw_only=True)
 class FormatsReport(Report):
-    """Everything that was measured.
+    """All measurements.
 
     Attributes:
-        measured: subject -> way -> "seconds" of the clock and "cpu_seconds" of the whole process, one per round.
+        measured: subject -> way -> wall "seconds", and "cpu_seconds" of the whole process, one per round.
     """
 
     setup: FormatsBench

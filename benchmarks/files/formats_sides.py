@@ -17,7 +17,7 @@ from tfdist import data
 Side = Callable[[], Any]
 _SHARDS = 4
 _SMALLEST, _LARGEST = 15_000, 25_000  # bytes of a picture
-_NOISE = 1 << 22  # bytes, of which pictures and arrays are cut
+_NOISE = 1 << 22  # bytes, from which pictures and arrays are cut
 _SHAPE = (80, 80, 3)
 _COLUMNS = 40  # numbers of a row
 _LONGEST = 350  # integers of a document
@@ -26,7 +26,7 @@ _UNEQUAL = {"0": 0.55, "1": 0.25, "2": 0.15, "3": 0.05}
 
 
 def prepare(setup: FormatsBench, folder: Path) -> None:
-    """Write what is read, unless it is there."""
+    """Write the data, unless they are there."""
     done, asked = folder / "data.json", [setup.images, setup.rows, setup.documents]
     if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == asked:
         return
@@ -52,7 +52,7 @@ def prepare(setup: FormatsBench, folder: Path) -> None:
 
 
 def sides(setup: FormatsBench, folder: Path) -> dict[tuple[str, str], Side]:
-    """Return what reads all examples once, by subject and way."""
+    """Return functions that read all examples once, by subject and way."""
 
     def reading(source: Any, subject: str, **known: Any) -> Side:
         return _consumer(data.read(source, global_batch_size=BATCH[subject], **known))
@@ -74,7 +74,7 @@ def sides(setup: FormatsBench, folder: Path) -> dict[tuple[str, str], Side]:
 
 
 def _consumer(dataset: tf.data.Dataset) -> Side:
-    """Return what reads a dataset to its end, without Python between batches, and returns the number of batches."""
+    """Return a function that reads a dataset to its end, without Python between batches, and counts the batches."""
 
     def counted() -> tf.Tensor:
         return dataset.reduce(np.int64(0), lambda count, _: count + 1)
@@ -121,7 +121,7 @@ def _empty() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _cut(noise: bytes, sizes: np.ndarray[Any, Any], draw: np.random.Generator) -> Iterator[bytes]:
-    """Yield bytes that cannot be compressed, as those of a JPEG."""
+    """Yield bytes that cannot be compressed, like those of a JPEG."""
     for size in sizes.tolist():
         begin = int(draw.integers(0, len(noise) - size))
         yield noise[begin : begin + size]

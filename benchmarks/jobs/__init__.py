@@ -1,1 +1,1 @@
-"""Benchmarks of the work of a job beside training: backups, recoveries and the recording of steps."""
+"""Benchmarks of a job's work besides training: backups, recoveries and the recording of steps."""

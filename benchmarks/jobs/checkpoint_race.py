@@ -1,4 +1,4 @@
-"""Checkpoints: what a save costs training, its bytes, and how long going on takes, beside Keras' callback."""
+"""Checkpoints: the cost of a save for training, its bytes, and the time to resume, compared with Keras' callback."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ __all__ = ["NONE", "PEER", "WAYS", "CheckpointBench", "CheckpointReport", "Way",
 
 NONE = "no saves"
 PEER = "keras"
-#: what takes turns; "waits" is tfdist with asynchronous=False
+#: the ways that take turns; "waits" is tfdist with asynchronous=False
 WAYS = (NONE, PEER, "tfdist, waits", "tfdist")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointBench(Suite):
-    """Measure how long training stops for checkpoints, their bytes, and how long going on takes.
+    """Measure the time for which training stops for checkpoints, their bytes, and the time to resume.
 
     `fit` trains eight dense layers with Adam in four ways that take turns:
 
@@ -31,11 +31,12 @@ class CheckpointBench(Suite):
     tfdist, waits   tfdist.callbacks.BackupAndRestore(asynchronous=False), on the disk first
     tfdist          the same with its default: training goes on while a backup is written
 
-    "Stops" is the time from the end of a step to the begin of the next, beyond what that takes without a save. "Keras
-    stops" is the peer's stop over this one's in the same round. "Adds" is what one save adds to all of `fit`: the call
-    with saves minus the call without, by the number of saves. It includes the wait for the last backup and the removal
-    of all. On a busy machine it is mostly noise. "Restore" is the time from calling `fit` of a new model to its first
-    step, minus that of a model without a backup. Figures are medians [lower to upper quartile] over rounds.
+    "Stops" is the time from the end of a step to the start of the next, minus the same time without a save. "Keras
+    stops" is the peer's stop over this one's in the same round. "Adds" is the time that one save adds to all of `fit`:
+    the call with saves minus the call without, divided by the number of saves. It includes the wait for the last backup
+    and the removal of all. On a busy machine it is mostly noise. "Restore" is the time from calling `fit` of a new
+    model to its first step, minus that of a model without a backup. Figures are medians [lower to upper quartile] over
+    rounds.
 
     Runs on the CPU. The defaults write 20 GB, at most 0.5 GB at a time, and take about 10 minutes on 2 cores.
     """
@@ -73,7 +74,7 @@ class CheckpointBench(Suite):
                         written = trained.back_up(name, Path(folder, "two"))
                         return took, stop, trained.go_on(name, Path(folder, "two")), written
 
-                for name in WAYS:  # functions are traced: not counted
+                for name in WAYS:  # not counted, because functions are traced
                     told(f"{size:g} MB: {name}, warming up")
                     measure(name, 0)
                 found = in_turns(WAYS, measure, count=self.rounds, told=told, subject=f"{size:g} MB: ", first=1)
@@ -89,13 +90,13 @@ class Way:
     """One way to train a model with a state of one size.
 
     Attributes:
-        megabytes: of the state, as asked for.
+        megabytes: requested size of the state.
         name: from `WAYS`.
         saves: in one call of `fit`.
-        seconds: of one call of `fit`, one per round; all of it counts, also the wait for the last save.
-        stops: seconds from the end of a step to the begin of the next where there is a save, beyond those where there
-            is none; the mean of one call of `fit`, one per round.
-        starts: seconds from calling `fit` to its first step where it goes on from a backup, one per round.
+        seconds: of one call of `fit`, one per round, including the wait for the last save.
+        stops: seconds from the end of a step to the start of the next with a save between them, minus those without a
+            save; the mean of one call of `fit`, one per round.
+        starts: seconds from calling `fit` to its first step if it resumes from a backup, one per round.
         bytes: of one backup on the disk.
     """
 
@@ -118,13 +119,13 @@ class Way:
         return [(a - b) / self.saves for a, b in zip(self.seconds, without.seconds, strict=True)]
 
     def restores(self, without: "Way") -> list[float]:
-        """Return the seconds that going on from a backup takes, one per round."""
+        """Return the seconds that it takes to resume from a backup, one per round."""
         return [a - b for a, b in zip(self.starts, without.starts, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReport(Report):
-    """Everything that was measured.
+    """All measurements.
 
     Attributes:
         ways: every way with every size.
@@ -142,12 +143,12 @@ class CheckpointReport(Report):
         return quartiles(way.added(self.way(way.megabytes, NONE)))
 
     def share(self, way: Way) -> Quartiles:
-        """Return the part that saves add to the time of training, with so many steps between them."""
+        """Return the part that saves add to the time of training, with this number of steps between them."""
         none = self.way(way.megabytes, NONE)
         return quartiles([a / b - 1 for a, b in zip(way.seconds, none.seconds, strict=True)])
 
     def restore(self, way: Way) -> Quartiles:
-        """Return the seconds that going on from a backup takes."""
+        """Return the seconds that it takes to resume from a backup."""
         return quartiles(way.restores(self.way(way.megabytes, NONE)))
 
     def times_of_peer(self, way: Way) -> Quartiles:

@@ -13,7 +13,7 @@ from benchmarks.jobs.checkpoint_race import NONE, PEER
 from tfdist.callbacks import BackupAndRestore
 
 _LAYERS = 8
-_NUMBERS_PER_WEIGHT = 3  # itself, and two slots of Adam
+_NUMBERS_PER_WEIGHT = 3  # the weight itself, and two slots of Adam
 
 
 class Trained:
@@ -43,7 +43,7 @@ class Trained:
         return model
 
     def fit(self, way: str, folder: Path) -> tuple[float, float]:
-        """Train, with saves between steps; return the seconds of it, and those that it stopped for a save."""
+        """Train, with saves between steps; return its seconds, and the seconds for which it stopped for saves."""
         watch = _Watch()
         callbacks = [watch, *_callbacks(way, folder, save_freq=self._steps, delete_checkpoint=True)]
         began = time.perf_counter()
@@ -55,15 +55,15 @@ class Trained:
         return took, float(gaps[has_save].mean() - np.median(gaps[~has_save] if self._steps > 1 else 0.0))
 
     def back_up(self, way: str, folder: Path) -> int:
-        """Leave a backup behind one epoch, and return its bytes."""
+        """Make a backup after one epoch, and return its bytes."""
         callbacks = _callbacks(way, folder, save_freq="epoch", delete_checkpoint=False)
         self._model.fit(self._data, steps_per_epoch=1, epochs=1, verbose=0, callbacks=callbacks)
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
     def go_on(self, way: str, folder: Path) -> float:
-        """Go on from the backup with a new model, and return the seconds until the first step begins."""
+        """Resume from the backup with a new model, and return the seconds until the first step begins."""
         callbacks = _callbacks(way, folder, save_freq="epoch", delete_checkpoint=True)
-        # Keras' callback leaves its epoch in a model for good; nothing is traced, which would take longer than all else
+        # a new model, as Keras' callback keeps its epoch in one; nothing is traced, as that would take most of the time
         model, watch = self._compiled(run_eagerly=True), _Watch()
         callbacks.append(watch)
         began = time.perf_counter()
@@ -73,7 +73,7 @@ class Trained:
 
 
 class _Watch(keras.callbacks.Callback):
-    """Notes the first epoch, and when each step begins and ends; the end of the epoch counts as one more begin."""
+    """A record of the first epoch: when each step begins and ends; the end of the epoch counts as one more start."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,9 +28,9 @@ from tfdist.planner import machine
 
 __all__ = ["ARMS", "STRATEGIES", "RecordingBench", "RecordingReport", "both_ways", "command", "interval"]
 
-#: what is recorded in an arm; each has what the ones before it have
+#: the records of an arm; each arm includes those before it
 ARMS = ("nothing", "observers", "stamps", "everything")
-#: of workers; what recording costs elsewhere is no more
+#: strategies of several workers; under others, recording costs no more
 STRATEGIES = tuple(
     name
     for name in strategy_table.names()
@@ -41,14 +41,14 @@ _WORKERS = "benchmarks.jobs.recording_workers"
 
 
 def both_ways(arms: Sequence[str], number: int) -> list[str]:
-    """Return the arms forwards and backwards in turns, so that each is as often before another one as behind it."""
+    """Return the arms forwards and backwards in turns, so that each is as often before another one as after it."""
     order = rotated(arms, number // 2)
     return order if number % 2 == 0 else order[::-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingBench(Suite):
-    """Measure what `tfdist run --monitor` adds to a step of `fit`, in the same processes.
+    """Measure the time that `tfdist run --monitor` adds to a step of `fit`, in the same processes.
 
     \b
     nothing       not recorded
@@ -56,11 +56,11 @@ class RecordingBench(Suite):
     stamps        also the times that the graph takes
     everything    also the norm of the gradient, in one step of twenty: what --monitor does
 
-    Each arm is compared with the unrecorded step of the same round, in time and in processor time, which other programs
-    do not change. The interval contains the median with a probability of 95 %. Where it contains 0, nothing was seen.
+    Each arm is compared with the unrecorded step of the same round, in wall time and in CPU time, which other programs
+    do not change. The interval contains the median with a probability of 95 %. If it contains 0, no cost was found.
 
-    The last table is free of the noise of steps. It has the time in which the stepping thread did the recorder's work,
-    and the time that stamps add to a function that has nothing else.
+    The last table is free of the noise of steps. It has the time of the recorder's work in the stepping thread, and the
+    time that stamps add to a function without other work.
     """
 
     strategy: str = option("multi-worker", "Of workers.", choices=STRATEGIES)
@@ -101,11 +101,11 @@ class RecordingReport(Report):
 
     Attributes:
         seconds: of a step of each arm, one per round; the slowest worker's.
-        processor: processor seconds of a step, the mean of the workers. Other programs' time is not in it; the time in
-            which workers poll for each other is.
-        flushing: processor seconds of a step in which rows were written; the worker's that wrote longest.
-        inside: seconds that an arm adds to a step at most, one per round: the recorder's on the thread of the step, and
-            the stamps' in a function in which nothing hides them; of the slowest worker.
+        processor: CPU seconds of a step, the mean of the workers. They include the time in which workers poll for each
+            other, but no time of other programs.
+        flushing: CPU seconds of a step for writing rows, of the worker that wrote longest.
+        inside: the most seconds that an arm adds to a step, one per round, of the slowest worker. They are those of the
+            recorder in the thread of the step, and those of the stamps in a function in which nothing hides them.
     """
 
     setup: RecordingBench
@@ -125,7 +125,7 @@ class RecordingReport(Report):
         return [one / plain - 1 for one, plain in zip(found[arm], found["nothing"], strict=True)]
 
     def added_seconds(self) -> dict[str, Quartiles]:
-        """Return the processor seconds that each arm adds to a step of the one before it, by the arm."""
+        """Return the CPU seconds that each arm adds to a step of the previous arm, by the arm."""
         found = self.processor
         return {
             arm: quartiles([one - before for one, before in zip(found[arm], found[less], strict=True)])
@@ -178,16 +178,17 @@ class RecordingReport(Report):
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return between which values the median of all possible ones lies, with a probability of 95 % at least.
+    """Return the interval that contains the median of all possible values, with a probability of at least 95 %.
 
-    Two of the values, counted from both ends, whatever their distribution is; of few values the first and the last.
+    Its ends are two of the values, counted from both ends, for any distribution. For few values they are the first and
+    the last.
 
     Example:
         >>> interval([float(number) for number in range(20)])
         (5.0, 14.0)
     """
     ordered, count = sorted(values), len(values)
-    place, outside = 0, 2  # of 2**count equally probable ways in which values lie below and above the median
+    place, outside = 0, 2  # number of the 2**count equally probable ways in which values are below and above the median
     while place < (count - 1) // 2 and 20 * (outside + 2 * comb(count, place + 1)) <= 2**count:
         place += 1
         outside += 2 * comb(count, place)

@@ -1,11 +1,11 @@
-"""Worker processes that train the same model in `fit`, recorded in parts, or not at all.
+"""Worker processes that train the same model in `fit`, with full, partial or no recording.
 
-A graph keeps the stamps that it was traced with, so an arm with others has a model of its own; those without stamps
-share one. The recorder itself comes and goes between turns.
+A graph keeps the stamps with which it was traced, so an arm with different stamps has a model of its own; arms without
+stamps share one. The recorder itself is attached and detached between turns.
 
-What the graph adds to a step is measured alone, too: by a function that has the stamps of a step and nothing else of
-it. Where nothing computes, nothing hides a stamp, so what such a function takes longer than one without stamps is at
-least what they add to a step; and noise is that of some hundred microseconds, not of a step.
+The cost of the graph's stamps is also measured alone, by a function that has only the stamps of a step. Without other
+work nothing hides a stamp. So the extra time of such a function, compared with one without stamps, is at least the time
+that stamps add to a step. The noise is that of some hundred microseconds, not of a step.
 """
 
 import atexit
@@ -34,7 +34,7 @@ __all__ = ["measure", "measure_graphs", "prepare", "prepare_graphs"]
 
 
 class _Timed(Recorder):
-    """Knows for how long it kept the processor busy with writing, and the thread that steps with all it does there."""
+    """Measures its CPU time for writing, and its time in the thread that steps."""
 
     flushing = 0.0
     inside = 0.0
@@ -54,11 +54,11 @@ class _Timed(Recorder):
         self._for(super().on_outside, told)
 
     def on_step(self, *told: Any) -> None:
-        """Keep the row, and have those that have gathered written if it is time."""
+        """Keep the row, and let the gathered rows be written if it is time."""
         self._for(super().on_step, told)
 
     def on_done(self, *told: Any) -> None:
-        """Add up what is done between steps."""
+        """Add up the time of the work between steps."""
         self._for(super().on_done, told)
 
     def _for(self, call: Callable[..., None], told: tuple[Any, ...]) -> None:
@@ -67,7 +67,7 @@ class _Timed(Recorder):
         self.inside += time.perf_counter() - began
 
 
-# calls of each function in a turn: as many times the norm is measured
+# calls of each function in a turn; the norm is measured as often
 _NORMS = 5
 
 
@@ -75,8 +75,8 @@ class Graphs:
     """Functions that stamp the gradients of a model: none, all stamps, and the norm of the gradient as well.
 
     Args:
-        model: a name from `MODELS`, whose weights say how many gradients there are, and how large.
-        reductions: of a step of this model, as many as are stamped.
+        model: a name from `MODELS`, whose weights define the number and sizes of gradients.
+        reductions: the number of stamped reductions in a step of this model.
 
     Example:
         >>> Graphs("small", reductions=1).added()                                        # doctest: +SKIP
@@ -96,7 +96,7 @@ class Graphs:
             call()  # traced
 
     def added(self) -> dict[str, float]:
-        """Return the seconds that a call takes longer with stamps, and with the norm too, than with none."""
+        """Return the extra seconds of a call with stamps, and with the norm as well, compared with none."""
         taken = {}
         for arm, call in self._calls.items():
             began = time.perf_counter()
@@ -142,7 +142,7 @@ _graphs: list[Graphs] = []
 
 
 def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: int) -> None:
-    """Build the model of an arm and run it for so many steps, which trace and warm it."""
+    """Build the model of an arm and run it for this number of steps, which trace and warm it."""
     if arm != "nothing":
         _recorders[arm] = _Timed(Path(_folder(), arm))
     if arm == "observers":
@@ -153,14 +153,14 @@ def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: 
     with without_norm if arm == "stamps" else contextlib.nullcontext(), _recorded(arm):
         _prepared[arm](steps)
     if arm in ("stamps", "everything"):
-        step_timestamps.record_with(_recorders[arm])  # a ring of stamps hands them to the recorder that was there first
+        step_timestamps.record_with(_recorders[arm])  # a ring of stamps gives them to the first recorder
 
 
 def measure(arm: str, steps: int) -> dict[str, float]:
-    """Return the seconds that this worker needs for so many steps: of time, of its processors, and of writing rows.
+    """Return this worker's wall seconds for the given number of steps, its CPU seconds, and those for writing rows.
 
-    Those of processors are of all threads, and of the whole call of `fit`. "inside" are those in which the thread that
-    steps did what the recorder does; they have no noise of the steps.
+    CPU seconds are those of all threads, in the whole call of `fit`. "inside" are the seconds of the recorder's work in
+    the thread that steps, which have no noise of the steps.
     """
     with _recorded(arm):
         flushed, inside = _flushing(arm), _inside(arm)
@@ -175,7 +175,7 @@ def measure(arm: str, steps: int) -> dict[str, float]:
 
 
 def prepare_graphs(model: str) -> None:
-    """Trace functions that have the stamps of a model's step, which was recorded already, and nothing else."""
+    """Trace functions that have only the stamps of a model's step, which was recorded before."""
     one = _recorders["everything"]
     one.flush()
     _graphs[:] = [Graphs(model, reductions=int(row_ring.read(one.path)[-1, Column.REDUCTIONS]))]

@@ -1,8 +1,8 @@
-"""A script for `tfdist run`: trains the model of the recovery benchmark with `fit` and BackupAndRestore.
+"""A script for `tfdist run` that trains the model of the recovery benchmark with `fit` and BackupAndRestore.
 
 python -m benchmarks.jobs.recovery_fit FOLDER MEGABYTES BATCH_SIZE STEPS
 
-Horovod's script trains the same model, whose state has a certain size, on the same batch.
+Horovod's script trains the same model, whose state has a given size, on the same batch.
 """
 
 import json
@@ -21,7 +21,7 @@ import tfdist
 from tfdist.callbacks import BackupAndRestore
 
 _LAYERS = 8
-_NUMBERS_PER_WEIGHT = 3  # itself, and two slots of Adam
+_NUMBERS_PER_WEIGHT = 3  # the weight itself, and two slots of Adam
 
 
 def perceptron(megabytes: float) -> keras.Model:
@@ -36,12 +36,12 @@ def perceptron(megabytes: float) -> keras.Model:
 
 
 def examples(model: keras.Model, batch_size: int) -> Any:
-    """Return a batch for the model: what goes in shall come out."""
+    """Return a batch for the model, whose targets are its inputs."""
     return np.random.default_rng(7).normal(size=(batch_size, *model.input_shape[1:])).astype(np.float32)
 
 
 def variables(model: keras.Model) -> list[tf.Variable]:
-    """Return everything that has to be brought back: weights, slots, and the optimizer's numbers."""
+    """Return all state that has to be restored: weights, slots, and the optimizer's numbers."""
     return [variable.value for variable in (*model.variables, *model.optimizer.variables)]
 
 
@@ -53,13 +53,13 @@ def note(path: str | os.PathLike[str], event: str, **content: Any) -> None:
 
 
 def note_size(path: str | os.PathLike[str], model: keras.Model) -> None:
-    """Note how many variables there are, and their bytes."""
+    """Note the number of variables, and their bytes."""
     sizes = [math.prod(variable.shape) * variable.dtype.size for variable in variables(model)]
     note(path, "size", variables=len(sizes), bytes=sum(sizes))
 
 
 def main(folder: str, megabytes: float, batch_size: int, steps: int) -> None:
-    """Train so many steps."""
+    """Train for the given number of steps."""
     with tfdist.strategies.from_environment().scope():
         model = perceptron(megabytes)
     if tfdist.cluster.from_environment().is_chief:

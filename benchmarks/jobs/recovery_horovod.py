@@ -1,9 +1,10 @@
-"""A script for `horovodrun`: trains the model of the benchmark of recoveries in the loop of Horovod's elastic guide.
+"""A script for `horovodrun` that trains the model of the recovery benchmark in the loop of Horovod's elastic guide.
 
 python -m benchmarks.jobs.recovery_horovod FOLDER MEGABYTES BATCH_SIZE STEPS
 
-A hand-written loop with TensorFlowState: Horovod's state of a Keras model calls `optimizer.variables()`, which Keras 3
-has no more. The state is committed after every step, as the guide has it for the fewest repeated steps.
+The loop is written by hand with TensorFlowState, because Horovod's state of a Keras model calls
+`optimizer.variables()`, which Keras 3 no longer has. The state is committed after every step, as the guide recommends
+for the fewest repeated steps.
 """
 
 import os
@@ -18,7 +19,7 @@ from tfdist.monitor import faults
 
 
 class _State(hvd.elastic.TensorFlowState):
-    """Notes when the loss of a worker has been noticed."""
+    """A state that notes when the loss of a worker is noticed."""
 
     notes = ""
 
@@ -28,7 +29,7 @@ class _State(hvd.elastic.TensorFlowState):
 
 
 def main(folder: str, megabytes: float, batch_size: int, steps: int) -> None:
-    """Train so many steps."""
+    """Train for the given number of steps."""
     notes = f"{folder}/notes"
     hvd.init()
     os.environ["TFDIST_WORKER_INDEX"] = str(hvd.rank())  # for the plan of faults

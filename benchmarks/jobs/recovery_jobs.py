@@ -1,4 +1,4 @@
-"""One job of each side of the benchmark of recoveries, with a worker killed at scripted steps, and what it noted."""
+"""One job of each side of the recovery benchmark, with a worker killed at scripted steps, and the job's notes."""
 
 import contextlib
 import importlib.util
@@ -21,7 +21,7 @@ _END_SECONDS = 20.0
 _FOREIGN = ("TF_CONFIG", "TFDIST_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "SLURM_")
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}  # workers share the machine
-# A machine of its own each, to Horovod, which gives up a machine on which a worker died.
+# Horovod sees a machine for each worker, because it gives up a machine on which a worker died.
 _HOSTS = "#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n"
 
 
@@ -41,11 +41,11 @@ class Job:
     """The measurements of one job; sequences have one number for each kill.
 
     Attributes:
-        noticed: seconds from the kill until the agent, or the worker that is left, saw it.
+        noticed: seconds from the kill until the agent, or the remaining worker, saw it.
         recovered: seconds from the kill until all remaining workers had ended a step with the restored state.
         repeated: steps that were repeated.
         workers: the number of workers that continued.
-        step_seconds: the time of a step before the first kill, with all that recovery needs, such as backups.
+        step_seconds: the time of a step before the first kill, including work for recovery, such as backups.
         variables: the number of variables in the state.
         bytes: the size of all these variables.
     """
@@ -65,12 +65,12 @@ def has_horovod() -> bool:
 
 
 def tfdist_job(asked: Kills, strategy: str, folder: Path) -> Job:
-    """Run a job of two workers under `tfdist run`, in which one after the other is killed.
+    """Run a job of two workers under `tfdist run`, which are killed one after the other.
 
     Args:
         asked: the model and the kills.
-        strategy: the strategy, and flags of `tfdist run` behind it.
-        folder: for everything that is written.
+        strategy: the strategy, followed by flags of `tfdist run`.
+        folder: for all written files.
 
     Raises:
         TfdistError: it has failed, or not recovered.
@@ -186,7 +186,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _run(command: Sequence[str], folder: Path, plan: FaultPlan, *, deadline_seconds: float) -> None:
-    """Run a job to its end, in a folder of its own; end it where it does not."""
+    """Run a job to its end, in a folder of its own; end it if it does not end by itself."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     environment = {**kept, **_QUIET, **_THREADS, **plan.to_environment(), "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""Recovery: how long after the death of a worker all step again with their state, beside Horovod elastic."""
+"""Recovery: the time from the death of a worker until all step again with their state, and Horovod elastic's time."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from tfdist.planner import machine
 __all__ = ["PEER", "STRATEGIES", "RecoveryBench", "RecoveryReport", "Way", "command"]
 
 PEER = "horovod elastic"
-#: of tfdist, beside the peer: the strategy, and whether a second set of workers is kept ready
+#: the ways of tfdist: the strategy, and whether a second set of workers is kept ready
 STRATEGIES = ("multi-worker", "multi-worker --standby", "ring", "ring --standby")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryBench(Suite):
-    """Kill a worker, and measure how long it takes until all workers step again with their state.
+    """Kill a worker, and measure the time until all workers step again with their state.
 
     Two workers train eight dense layers with Adam. One of them gets SIGKILL before a scripted step. Jobs take turns:
 
@@ -33,13 +33,13 @@ class RecoveryBench(Suite):
     ring              workers are started again, and as many as before go on
     ... --standby     a second set of workers, which has run up to its first step, takes over
 
-    "Noticed" ends when the agent of `tfdist run` sees the kill, or the remaining worker of Horovod. "Step again" ends
-    when all workers that go on have ended a step, with the state as it was. "Peer" is Horovod's time over this one's
-    in the same round: below 1 Horovod is faster. "Repeated" counts steps that are done twice, as median and most. "ms
-    per step" is before the first kill. Quartiles are over kills, those of ratios over rounds.
+    "Noticed" ends when the agent of `tfdist run`, or the remaining worker of Horovod, sees the kill. "Step again" ends
+    when all continuing workers have ended a step with the restored state. "Peer" is Horovod's time over this one's in
+    the same round: below 1 Horovod is faster. "Repeated" counts repeated steps, as median and maximum. "ms per step" is
+    before the first kill. Quartiles are over kills, those of ratios over rounds.
 
-    Before step --first, the process that restarts are forked from imports TensorFlow. In --every steps a second set of
-    workers gets ready. Where Horovod elastic cannot run, a line below the table says why.
+    Before step --first, the process from which restarts are forked imports TensorFlow. In --every steps a second set of
+    workers gets ready. If Horovod elastic cannot run, a line below the table says why.
     """
 
     strategies: Sequence[str] = option((), "Default: all.", choices=STRATEGIES, flags=["--strategy"])
@@ -54,7 +54,7 @@ class RecoveryBench(Suite):
         """Let all ways take turns and return the report.
 
         Raises:
-            TfdistError: a job of tfdist has not recovered, or the two sides have not the same state.
+            TfdistError: a job of tfdist did not recover, or the two sides do not have the same state.
         """
         names, why_not = (PEER, *(self.strategies or STRATEGIES)), dict[str, str]()
         if not recovery_jobs.has_horovod():
@@ -74,7 +74,7 @@ class RecoveryBench(Suite):
                 except TfdistError as error:
                     if name != PEER:
                         raise
-                    why_not[name] = str(error)  # ours are measured all the same
+                    why_not[name] = str(error)  # the ways of tfdist are measured anyway
                     return None
 
         with machine.observed() as about:
@@ -89,12 +89,12 @@ class RecoveryBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to go on after a death.
+    """One way to continue after a death.
 
     Attributes:
         name: `PEER`, or the strategy.
-        jobs: what each job has shown, one per round.
-        why_not: why it could not be measured; empty if it was.
+        jobs: the results of each job, one per round.
+        why_not: the reason why it could not be measured; empty if it was.
     """
 
     name: str
@@ -103,26 +103,26 @@ class Way:
 
     @property
     def noticed(self) -> list[float]:
-        """Seconds from each kill until it was seen."""
+        """Seconds from each kill until it was noticed."""
         return [seconds for job in self.jobs for seconds in job.noticed]
 
     @property
     def recovered(self) -> list[float]:
-        """Seconds from each kill until all workers that go on had ended a step."""
+        """Seconds from each kill until all continuing workers had ended a step."""
         return [seconds for job in self.jobs for seconds in job.recovered]
 
     @property
     def repeated(self) -> list[int]:
-        """Steps that were done once more, after each kill."""
+        """Steps that were repeated after each kill."""
         return [steps for job in self.jobs for steps in job.repeated]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryReport(Report):
-    """Everything that was measured.
+    """All measurements.
 
     Attributes:
-        ways: all of them, also those that could not be measured.
+        ways: all of them, including those that could not be measured.
     """
 
     setup: RecoveryBench
@@ -133,7 +133,7 @@ class RecoveryReport(Report):
         return next(way for way in self.ways if way.name == name)
 
     def times_of_peer(self, way: Way) -> Quartiles | None:
-        """Return the peer's time to recover over this way's, round by round; None where one was not measured."""
+        """Return the peer's time to recover over this way's, round by round; None if one was not measured."""
         peer = self.way(PEER)
         if peer.why_not or way.why_not:
             return None

@@ -1,1 +1,1 @@
-"""Slow links: training that meets in every step, beside training that meets seldom."""
+"""Slow links: training whose workers meet in every step, and training whose workers meet seldom."""

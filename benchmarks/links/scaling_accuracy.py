@@ -1,6 +1,6 @@
-"""Predicted steps of `tfdist plan` beside measured ones, over links of several rates and delays.
+"""Predicted steps of `tfdist plan` and measured ones, over links of several rates and delays.
 
-For each link and model, first costs and layers are measured and all steps predicted; only then anything trains.
+For each link and model, costs and layers are measured first, and all steps are predicted before any training.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ _TRAINING = "benchmarks.links.scaling_training"
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingBench(Suite):
-    """Compare what `tfdist plan` predicts with steps of `fit` over links of several rates and delays.
+    """Compare the predictions of `tfdist plan` with steps of `fit` over links of several rates and delays.
 
-    Everything is predicted before anything trains: from the layers, measured in all processes at once, and
-    from all_reduces, a codec and matrices, which are no training steps. The error is that of the predicted step as a
-    part of the measured one. The links are made of network namespaces, so it needs root.
+    All predictions are made before any training. They use the layers, measured in all processes at once, and
+    measurements of all_reduces, a codec and matrices, but no training steps. The error is the predicted step minus the
+    measured one, as a part of the measured one. The links are made of network namespaces, so the benchmark needs root.
     """
 
     links: Sequence[str] = option(("1gbit:0", "100mbit:5"), "RATE:MS, repeated.", flags=["--link"])
@@ -65,7 +65,7 @@ class ScalingBench(Suite):
 
     @contextlib.contextmanager
     def _lanes(self, joined: Network) -> Iterator[tuple[lanes.Lane, lanes.Lane]]:
-        """The workers behind links, and as many processes that have nothing to do with each other."""
+        """The workers behind links, and the same number of independent processes."""
         environment = {"TF_NUM_INTEROP_THREADS": "2"}
         with (
             lanes.Lane("multi-worker", workers=self.workers, network=joined, environment=environment) as lane,
@@ -96,7 +96,7 @@ class ScalingBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A step that was predicted, then measured.
+    """A step that was first predicted, and then measured.
 
     Attributes:
         dominant: the largest term of the prediction.
@@ -112,7 +112,7 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """The error of the prediction, as a part of the measured step; above 0 where the prediction is too long."""
+        """The error of the prediction, as a part of the measured step; above 0 if the prediction is too long."""
         return self.predicted / self.measured - 1
 
 
@@ -124,12 +124,12 @@ class ScalingReport(Report):
     cells: Sequence[Cell]
 
     def errors(self) -> tuple[float, float]:
-        """Return the median error, and the one that 95 % of the cells stay below."""
+        """Return the median error, and the bound below which 95 % of the cells are."""
         sizes = [abs(one.error) for one in self.cells]
         return float(np.median(sizes)), float(np.quantile(sizes, 0.95))
 
     def regret(self) -> float:
-        """Return the mean of the measured steps that predictions choose, over those of the best, less 1."""
+        """Return the mean of the measured steps that predictions choose, over that of the best ones, minus 1."""
         found = []
         for link, model in {(one.link, one.model): None for one in self.cells}:
             own = [one for one in self.cells if (one.link, one.model) == (link, model)]

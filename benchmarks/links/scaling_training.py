@@ -20,7 +20,7 @@ _strategies: dict[str, Any] = {}
 
 
 def prepare(every: int) -> None:
-    """Make the strategies, before TensorFlow starts; a processor for each worker."""
+    """Make the strategies before TensorFlow starts, with a processor for each worker."""
     bind()
     _strategies["data"] = _strategies["powersgd"] = MultiWorkerMirroredStrategy()
     _strategies["sharded"] = ShardedDataParallelStrategy()
@@ -33,7 +33,7 @@ def costs() -> dict[str, float]:
 
 
 def measured_profile(name: str, workers: int, seconds: float) -> str:
-    """Return the profile of a model in this process, whose steps are tfdist's of a job of one worker."""
+    """Return the profile of a model in this process, with tfdist's steps of a job of one worker."""
     keras.utils.clear_session()
     with MultiWorkerMirroredStrategy(clusters.Cluster()).scope():
         model, x, y = planned(name)
@@ -48,7 +48,7 @@ def measured_profile(name: str, workers: int, seconds: float) -> str:
 
 
 def train(name: str, arm: str, steps: int) -> float:
-    """Return the mean seconds of a step, over so many steps that follow as many unmeasured ones."""
+    """Return the mean seconds of a step, over the given number of steps after as many unmeasured ones."""
     keras.utils.clear_session()
     with _strategies[arm].scope():
         model, x, y = planned(name)
@@ -62,7 +62,7 @@ def train(name: str, arm: str, steps: int) -> float:
 
 
 class _Clock(keras.callbacks.Callback):
-    """The seconds of the second epoch, from the end of the first one's last step on."""
+    """The seconds of the second epoch, from the end of the first one's last step."""
 
     seconds = 0.0
     _began = 0.0

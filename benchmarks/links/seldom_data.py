@@ -11,7 +11,7 @@ from tfdist.testing.digits import load_digits
 
 __all__ = ["TASKS", "Task"]
 
-_CONTEXT = 16  # characters before the one to guess
+_CONTEXT = 16  # characters before the one to predict
 _TEST_PART = 0.1
 
 
@@ -22,10 +22,10 @@ class Task(NamedTuple):
         x: of training.
         y: their classes.
         test: examples that no worker trains on, and their classes.
-        kinds: of the examples of training; those of one kind can be given to one worker.
+        kinds: of the training examples; those of one kind can go to one worker.
         classes: their number.
         first: layers before the hidden ones.
-        optimizer: makes the optimizer of a worker.
+        optimizer: a function that makes the optimizer of a worker.
     """
 
     x: Any

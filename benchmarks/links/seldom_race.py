@@ -1,4 +1,4 @@
-"""Training over a slow link: reductions in every step, compressed ones, and outer steps that meet seldom."""
+"""Training over a slow link: reductions in every step, compressed ones, and outer steps at seldom meetings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tfdist.planner import machine
 __all__ = ["ARMS", "PEER", "SeldomBench", "SeldomReport", "command"]
 
 PEER = "every step"
-#: what takes turns
+#: the ways that take turns
 ARMS = (PEER, "powersgd", "auto", "alone", "seldom")
 #: steps in which nothing travels
 ALONE = "alone"
@@ -28,12 +28,12 @@ class SeldomBench(Suite):
 
     \b
     every step, powersgd, auto   reductions in every step: whole, and by codecs
-    alone                        workers never meet: what steps compute
-    seldom                       by the schedule; of DiLoCo, int4 sends five bits for each number
+    alone                        workers never meet: the computing of steps
+    seldom                       by the schedule; with DiLoCo, int4 sends five bits for each number
 
-    Bytes and the most of them in a second, the peak, are those that a worker's interface sends during steps. Accuracy
-    is that of the mean of the weights. Seconds are without the first steps, which trace. Computing compares steps with
-    those of "alone". The link is made of network namespaces, so it needs root.
+    Bytes are those that a worker's interface sends during steps; the peak is the most of them in a second. Accuracy is
+    that of the mean of the weights. Seconds are without the first steps, which trace. Computing compares steps with
+    those of "alone". The link is made of network namespaces, so the benchmark needs root.
     """
 
     workers: int = option(2, "Processes, each behind a link.", minimum=2)
@@ -87,9 +87,9 @@ class Training:
     Attributes:
         seconds: of training until each check, of the slowest worker.
         accuracy: at each check.
-        bytes: that the busiest worker has sent from check to check.
+        bytes: sent by the busiest worker from check to check.
         peak: the most bytes of a worker in a second.
-        stepping: seconds of steps alone from check to check, of the slowest worker.
+        stepping: seconds of only the steps from check to check, of the slowest worker.
     """
 
     seconds: Sequence[float]
@@ -100,7 +100,7 @@ class Training:
 
     @classmethod
     def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
-        """Return the training from its workers, each with seconds, accuracies, bytes, a peak and seconds of steps."""
+        """Return the training from its workers, with their seconds, accuracies, bytes, peaks and seconds of steps."""
         seconds, accuracy, sent, peaks, stepping = zip(*workers, strict=True)
         return cls(
             seconds=[max(each) for each in zip(*seconds, strict=True)],
@@ -138,23 +138,23 @@ class SeldomReport(Report):
         return quartiles([one.peak for one in self.trainings[arm]])
 
     def accuracy(self, arm: str) -> Quartiles:
-        """Return the accuracy in the end."""
+        """Return the accuracy at the end."""
         return quartiles([one.accuracy[-1] for one in self.trainings[arm]])
 
     def seconds_to_target(self, arm: str) -> Quartiles | None:
-        """Return the seconds to the target; None where a round did not reach it."""
+        """Return the seconds to the target; None if a round did not reach it."""
         found = [one.seconds_to(self.setup.target) for one in self.trainings[arm]]
         return None if None in found else quartiles([each for each in found if each is not None])
 
     def times_fewer(self, of: str, arm: str) -> float | None:
-        """Return the bytes, or the peak, of a reduction in every step over this way's; None if that is not known."""
+        """Return the bytes, or the peak, of a reduction in every step over this way's; None if they are unknown."""
         kind = {"bytes": self.step_bytes, "peak": self.peak}[of]
         if PEER not in self.trainings or not kind(arm).median:
             return None
         return kind(PEER).median / kind(arm).median
 
     def computing(self, arm: str) -> float | None:
-        """Return the part of the time of steps in which they compute: that of workers which never meet."""
+        """Return the computing part of the time of steps: the time of workers that never meet over this way's."""
         if ALONE not in self.trainings:
             return None
         computed, taken = (quartiles([sum(one.stepping) for one in self.trainings[each]]) for each in (ALONE, arm))

@@ -1,4 +1,4 @@
-"""Trainings in worker processes: how they reduce is their arm; bytes and rates are the interface's."""
+"""Trainings in worker processes, which reduce by their arm; bytes and rates are those of the interface."""
 
 import threading
 import time
@@ -25,11 +25,11 @@ class Trained(NamedTuple):
     """One training of an arm.
 
     Attributes:
-        seconds: of training alone until each check of the accuracy, without the first steps, which trace.
+        seconds: of only the training until each check of the accuracy, without the first steps, which trace.
         accuracy: on the test images at each check, of the mean of the weights.
-        bytes: that this worker has sent from check to check while it trained, without what a check costs.
-        peak: the most bytes that it sent in a second of training.
-        stepping: seconds of steps alone from check to check, without what a check costs.
+        bytes: sent by this worker from check to check while it trained, without those of checks.
+        peak: the most bytes that the worker sent in a second of training.
+        stepping: seconds of only the steps from check to check, without the checks.
     """
 
     seconds: list[float]
@@ -49,7 +49,7 @@ def prepare(schedule: str) -> None:
 def train(
     arm: str, task: str, seed: int, width: int, batch_size: int, steps: int, checks: int, by_class: bool
 ) -> Trained:
-    """Train a new model, and return what was seen."""
+    """Train a new model, and return the measurements."""
     learned = TASKS[task]()
     optimizers: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
         "powersgd": lambda: DistributedOptimizer(learned.optimizer(), compression=PowerSGD(rank=2)),
@@ -74,7 +74,7 @@ def train(
 
 
 def _rows(draw: Any, kinds: Any, count: int, batch_size: int, workers: int, by_class: bool) -> Any:
-    """The rows of all batches; by class, each worker's part of a batch has kinds of its own."""
+    """The rows of all batches; if divided by class, each worker's part of a batch has kinds of its own."""
     if not by_class:
         return np.concatenate([draw.permutation(len(kinds)) for _ in range(-(-count // len(kinds)))])[:count]
     part = batch_size // workers
@@ -84,7 +84,7 @@ def _rows(draw: Any, kinds: Any, count: int, batch_size: int, workers: int, by_c
 
 
 class _Curve(keras.callbacks.Callback):
-    """Notes seconds and bytes of training, and the accuracy, of each epoch but the first, which traces."""
+    """A record of seconds and bytes of training, and of the accuracy, of each epoch except the first, which traces."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Curve(keras.callbacks.Callback):
 
 
 class _Meter:
-    """Reads what the interface has sent, and keeps the most of a window in which training went on."""
+    """A reader of the interface's sent bytes, which keeps the most of a window in which training continued."""
 
     def __init__(self) -> None:
         self.counts = False

@@ -1,1 +1,1 @@
-"""Models in parts: over processes, in stages, with weights and slots in shards, beside whole ones."""
+"""Models in parts (over processes, in stages, with weights and slots in shards), compared with whole ones."""

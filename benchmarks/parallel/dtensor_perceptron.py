@@ -1,6 +1,6 @@
 """`parallel_networks.perceptron` in TensorFlow's DTensor: an oracle for numbers, and a peer for speed.
 
-Keras' variables are none of DTensor's, so it is written by hand. A step is that of `compile(SGD(rate), "mse")`.
+Keras' variables are not DTensor's, so the network is written by hand. A step is that of `compile(SGD(rate), "mse")`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from tensorflow.experimental import dtensor
 __all__ = ["Perceptron", "environment", "mesh_of_devices", "mesh_of_processes"]
 
 _EPSILON = 1e-3  # of Keras' LayerNormalization
-# a layer's two weights, and along which axis of the mesh each dim is cut
+# a layer's two weights, and the axis of the mesh along which each dim is cut
 _LAID: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "normal": ((dtensor.UNSHARDED,), (dtensor.UNSHARDED,)),
     "wide": ((dtensor.UNSHARDED, "model"), ("model",)),
@@ -23,19 +23,19 @@ _LAID: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def mesh_of_devices(batch: int, model: int) -> dtensor.Mesh:
-    """Return a mesh of the logical CPUs of this process, of which there are as many."""
+    """Return a mesh of all logical CPUs of this process."""
     devices = [f"CPU:{number}" for number in range(batch * model)]
     return dtensor.create_mesh([("batch", batch), ("model", model)], devices=devices)
 
 
 def mesh_of_processes(batch: int, model: int) -> dtensor.Mesh:
-    """Return a mesh of processes with one CPU each, which DTensor's variables of the environment tell of."""
+    """Return a mesh of processes with one CPU each, by DTensor's environment variables."""
     dtensor.initialize_accelerator_system("CPU")
     return dtensor.create_distributed_mesh([("batch", batch), ("model", model)], device_type="CPU")
 
 
 def environment(addresses: Sequence[str], index: int) -> dict[str, str]:
-    """Return the variables by which DTensor knows a process among others.
+    """Return the variables by which DTensor identifies a process among others.
 
     Args:
         addresses: of all of them, host and port.
@@ -55,7 +55,7 @@ class Perceptron:
     Args:
         mesh: of devices.
         weights: first values, see `parallel_networks.numbers`.
-        rate: of gradient descent.
+        rate: the learning rate of gradient descent.
     """
 
     def __init__(self, mesh: dtensor.Mesh, weights: Mapping[str, Sequence[NDArray[np.float32]]], rate: float) -> None:
@@ -69,7 +69,7 @@ class Perceptron:
         self._step: Callable[..., Any] = tf.function(self._trained)
 
     def placed(self, batch: NDArray[np.float32]) -> tf.Tensor:
-        """Return examples on the mesh."""
+        """Place examples on the mesh."""
         return self._laid(batch, ("batch", dtensor.UNSHARDED))
 
     def step(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

@@ -1,8 +1,8 @@
-"""A transformer over two processes of one host beside one process, and beside DTensor, in turns.
+"""A transformer over two processes of one host, compared with one process and with DTensor, in turns.
 
-Each process has one processor. So the efficiency is the time of one process over twice that of two; what two processes
-add up between them bounds it. DTensor has no Keras layers: it runs the blocks without attention, beside the same under
-model parallelism.
+Each process has one processor. So the efficiency is the time of one process over twice that of two; the sums between
+the two processes bound it. DTensor has no Keras layers, so it runs the blocks without attention, and is compared with
+the same under model parallelism.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from tfdist.variables import MESH
 
 __all__ = ["ARMS", "SHAPE", "ModelParallelBench", "ModelParallelReport", "TransformerSuite", "command", "limit", "sums"]
 
-#: what the worker processes are told of the transformer and its batch
+#: the settings of the transformer and its batch for the worker processes
 SHAPE = ("blocks", "width", "heads", "length", "words", "batch_size")
 _WORKERS = 2
 _MESH = f"batch=1,model={_WORKERS}"
@@ -58,11 +58,11 @@ class TransformerSuite(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParallelBench(TransformerSuite):
-    """Train a transformer with its weights in parts over two processes, beside one process.
+    """Train a transformer with its weights in parts over two processes, compared with one process.
 
     Each process has one processor. The efficiency is the time of one process over twice that of two. Its limit is the
-    efficiency that only the sums of activations would leave, at the speed at which two processes add them up in the
-    same round. DTensor has no Keras layers, so it trains the blocks without attention, beside the same network under
+    efficiency if only the sums of activations cost time, at the speed of two processes in the same round. DTensor has
+    no Keras layers, so it trains the blocks without attention, and is compared with the same network under
     model-parallel. A speed over DTensor above 1 means that tfdist is faster.
     """
 
@@ -124,14 +124,14 @@ class ModelParallelReport(Report):
         return ratio(one, [_WORKERS * each for each in two])
 
     def limit(self, kind: str = "") -> Quartiles:
-        """Return the efficiency if nothing but the sums came on top of half of the computing."""
+        """Return the efficiency if a step took only half of the computing and the sums."""
         count = sums(self.setup.blocks, attention=not kind)
         pairs = zip(self.seconds[f"one process{kind}"], self.sum_seconds, strict=True)
         return quartiles([limit(seconds, count * one) for seconds, one in pairs])
 
     @property
     def over_dtensor(self) -> Quartiles:
-        """The speed beside DTensor: its time over that of model parallelism."""
+        """The speed compared with DTensor: its time over that of model parallelism."""
         return ratio(self.seconds["DTensor, no attention"], self.seconds["two processes, no attention"])
 
     def derived(self) -> dict[str, Any]:
@@ -174,8 +174,8 @@ class ModelParallelReport(Report):
 def sums(blocks: int, *, attention: bool) -> int:
     """Return the number of activations that two processes add up in a step.
 
-    The outputs of a layer by rows in the forward pass, and in the backward pass the gradients by what a layer by
-    columns takes; an attention takes two, query and value, and words and logits are one each.
+    These are the outputs of layers by rows in the forward pass, and in the backward pass the gradients of inputs of
+    layers by columns. An attention has two such inputs, query and value. Words and logits have one each.
 
     Example:
         >>> sums(8, attention=True), sums(8, attention=False)
@@ -189,7 +189,7 @@ def limit(seconds: float, sums_seconds: float) -> float:
 
     Args:
         seconds: of one process.
-        sums_seconds: of what two add up in a step.
+        sums_seconds: of the sums between two processes in a step.
 
     Example:
         >>> limit(1.0, 0.0), limit(1.0, 0.5)

@@ -1,6 +1,6 @@
 """The worker processes of this benchmark: the same network and numbers, trained in one of several ways.
 
-Each process computes on one processor, so that one process has half of what two have.
+Each process computes on one processor, so one process has half the power of two.
 """
 
 import os
@@ -39,12 +39,12 @@ def prepare(network: str, mesh: str | None, steps: int, **shape: int) -> None:
 
 
 def measure(steps: int) -> float:
-    """Return the seconds of so many steps."""
+    """Return the seconds of the given number of steps."""
     return float(_prepared["train"](steps))
 
 
 def sum_seconds(count: int, times: int) -> float:
-    """Return the seconds of the sum of so many numbers over the processes, one behind the other in a graph."""
+    """Return the seconds of a sum of this many numbers over the processes, with sums one after the other in a graph."""
     traced = TracedCollective(_prepared["strategy"].workers.collective, bucket_bytes=4 * count)
 
     @tf.function(autograph=False)
@@ -110,7 +110,7 @@ def _network(name: str, shape: dict[str, int]) -> keras.Model:
 
 
 def _examples(name: str, shape: dict[str, int]) -> tuple[Any, Any]:
-    """Return one batch; a place of a text is an example of the perceptron."""
+    """Return one batch; each place of a text is one example of the perceptron."""
     draw = np.random.default_rng(7)
     rows, length = shape["batch_size"], shape["length"]
     if name == "transformer":

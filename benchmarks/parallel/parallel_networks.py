@@ -16,18 +16,18 @@ from tfdist import cluster as clusters
 
 __all__ = ["LAYOUTS", "NARROWER", "bind", "numbers", "perceptron", "planned", "transformer"]
 
-#: how a weight of `perceptron` lies on a mesh with the axis "model": columns, then rows
+#: the layouts of weights of `perceptron` on a mesh with the axis "model": columns, then rows
 LAYOUTS: Mapping[str, tuple[str | None, ...]] = {
     ".*wide_[0-9]+/kernel": (None, "model"),
     ".*wide_[0-9]+/bias": ("model",),
     ".*narrow_[0-9]+/kernel": ("model", None),
 }
-#: how much wider the layer by columns is
+#: the factor by which the layer by columns is wider
 NARROWER = 4
 
 
 def perceptron(width: int, blocks: int) -> keras.Model:
-    """Return the blocks of a transformer without attention: normalised, wide, narrow, added to what came in."""
+    """Return the blocks of a transformer without attention: normalised, wide, narrow, added to the input."""
     layers = keras.layers
     x = inputs = keras.Input((width,))
     for number in range(blocks):
@@ -38,7 +38,7 @@ def perceptron(width: int, blocks: int) -> keras.Model:
 
 
 def numbers(width: int, blocks: int) -> dict[str, list[NDArray[np.float32]]]:
-    """Return first weights for each layer of `perceptron` by its name, the same in every process."""
+    """Return initial weights for each layer of `perceptron` by its name, the same in every process."""
     draw = np.random.default_rng(11)
 
     def kernel(rows: int, columns: int) -> NDArray[np.float32]:
@@ -104,7 +104,7 @@ def _convolutions(*, skips: bool) -> keras.Model:
 
 
 def bind() -> None:
-    """Let what this thread starts run on one processor, another one for each worker."""
+    """Bind the children of this thread to one processor, a different one for each worker."""
     worker = clusters.from_environment().worker_index
     if hasattr(os, "sched_setaffinity"):
         every = sorted(os.sched_getaffinity(0))

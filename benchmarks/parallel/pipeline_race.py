@@ -1,10 +1,10 @@
-"""A transformer in two stages on two processes of one host, by several schedules, beside one process, in turns.
+"""A transformer in two stages on two processes of one host, by several schedules, and in one process, in turns.
 
-Each process has one processor. If stages are balanced and nothing but the bubble came on top, a step would take half of
-the time of one process, and the bubble: that is the ideal, of which a schedule has a part. Micro-batches are smaller
-matrices, with which a processor does less in a second: so one process that computes micro-batch after micro-batch, by
-the same strategy with one stage, is measured too. And what processors share, such as memory, makes two processes slower
-than one: so are two that train the whole model each.
+Each process has one processor. The ideal step has balanced stages, and takes half of the time of one process, plus the
+bubble. A schedule reaches a part of this ideal, for two reasons. Micro-batches are smaller matrices, on which a
+processor is slower. So one process that computes micro-batch after micro-batch is measured too, by the same strategy
+with one stage. Also, processors share resources such as memory, so two processes are slower than one. So two processes
+that each train the whole model are measured as well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ __all__ = ["ALONE", "BESIDE", "IN_PARTS", "SCHEDULES", "PipelineBench", "Pipelin
 
 _STAGES = 2
 ALONE = "one process"
-#: two processes that each train the whole model, and have nothing to do with each other but the machine
+#: two independent processes that each train the whole model, and share only the machine
 BESIDE = "two at once"
 #: one process that computes one micro-batch after the other
 IN_PARTS = "in micro-batches"
@@ -35,12 +35,12 @@ _TRAINING = "benchmarks.parallel.pipeline_training"
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineBench(TransformerSuite):
-    """Train a transformer in two stages over two processes, by three schedules, beside one process.
+    """Train a transformer in two stages over two processes, by three schedules, compared with one process.
 
     Each process has one processor. The ideal step takes half of the time of one process, and the bubble of the
     schedule. The table has the ideal over the measured step. One process that computes micro-batch after micro-batch
-    shows what smaller matrices cost. Two processes that each train the whole model show what shared memory costs. The
-    memory of a process is its peak, less what it had before there was a model.
+    shows the cost of smaller matrices. Two processes that each train the whole model show the cost of shared memory.
+    The memory of a process is its peak, minus its memory before there was a model.
     """
 
     batch_size: int = option(32, "Texts of a step.")
@@ -83,7 +83,7 @@ class PipelineReport(Report):
 
     Attributes:
         seconds: arm -> seconds per step, one per round; the slowest process's.
-        grown_bytes: arm -> of each process, by how much it was larger at its peak than without a model.
+        grown_bytes: arm -> for each process, its peak memory minus its memory without a model.
     """
 
     setup: PipelineBench
@@ -91,7 +91,7 @@ class PipelineReport(Report):
     grown_bytes: Mapping[str, Sequence[int]]
 
     def bubble(self, schedule: str) -> float:
-        """Return the part of the time in which stages wait for each other, by the schedule."""
+        """Return the part of the time for which stages wait for each other under the schedule."""
         return schedules.bubble(schedules.named(schedule, stages=_STAGES, microbatches=self.setup.microbatches))
 
     def of_ideal(self, schedule: str) -> Quartiles:
@@ -100,12 +100,12 @@ class PipelineReport(Report):
         return ratio(wanted, self.seconds[schedule])
 
     def of_machine(self, schedule: str) -> Quartiles:
-        """Return the same where one process takes as long as beside another one, with which it shares the machine."""
+        """Return the same, but with the time of one process that shares the machine with another one."""
         wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[BESIDE]]
         return ratio(wanted, self.seconds[schedule])
 
     def of_microbatches(self, schedule: str) -> Quartiles:
-        """Return the same where one process computes the same micro-batches, one after another."""
+        """Return the same, but with the time of one process that computes the same micro-batches one after another."""
         wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[IN_PARTS]]
         return ratio(wanted, self.seconds[schedule])
 
@@ -144,11 +144,11 @@ class PipelineReport(Report):
 
 
 def ideal(seconds: float, stages: int, bubble: float) -> float:
-    """Return the seconds of a step whose stages share all computing, and wait for each other in the bubble alone.
+    """Return the seconds of a step whose stages share all computing, and wait for each other only in the bubble.
 
     Args:
         seconds: of a step on one process.
-        stages: how many.
+        stages: the number of stages.
         bubble: the part of the step in which a stage waits.
 
     Example:

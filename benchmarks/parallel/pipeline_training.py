@@ -1,6 +1,6 @@
 """The worker processes of this benchmark: the same transformer and texts, whole or in stages.
 
-Each process computes on one processor, so that one process has half of what two have.
+Each process computes on one processor, so one process has half the power of two.
 """
 
 import resource
@@ -23,7 +23,7 @@ def prepare(schedule: str | None, stages: int, microbatches: int, steps: int, **
 
     Args:
         schedule: of the stages; None: one process, without a strategy.
-        stages: how many.
+        stages: the number of stages.
         microbatches: of a batch.
         steps: to train.
         **shape: of the transformer and its batch, see `pipeline_race.PipelineBench`.
@@ -47,14 +47,14 @@ def prepare(schedule: str | None, stages: int, microbatches: int, steps: int, **
 
 
 def measure(steps: int) -> float:
-    """Return the seconds of so many steps."""
+    """Return the seconds of the given number of steps."""
     clock = Clock()
     _prepared["model"].fit(_prepared["batches"], steps_per_epoch=steps, verbose=0, callbacks=[clock])
     return clock.seconds
 
 
 def grown_bytes() -> int:
-    """Return by how much the process's memory was larger at its peak than before there was a model."""
+    """Return the process's peak memory minus its memory before there was a model."""
     return _peak_bytes() - int(_prepared["before"])
 
 

@@ -1,9 +1,9 @@
-"""Predicted steps beside measured ones: each model on one device, data parallel on two, and in two stages.
+"""Predicted and measured steps: each model on one device, data parallel on two, and in two stages.
 
-A model is profiled in one process alone, and in two at once, which share what processors share: caches, memory, the
-clock; there in steps of tfdist's, as plans of two have. Of the one, of the other for plans of two processes, and of the
-line between two follow how long a step takes by each plan, and which plan is chosen. Profiles, the line and the plans'
-steps are measured in turns, since a machine is not as fast at all times. Every process has one processor.
+A model is profiled in one process alone, and in two at once, whose processors share caches, memory and the clock. The
+two use tfdist's steps, like plans of two processes. The first profile gives the step of plans of one process; the
+second one, and the line between two processes, give those of plans of two. From these the plan is chosen. Profiles, the
+line and the plans' steps are measured in turns, because the speed of a machine varies. Every process has one processor.
 """
 
 import dataclasses
@@ -29,18 +29,18 @@ __all__ = ["MODELS", "PLANS", "PlanAccuracyBench", "PlanAccuracyReport", "Row", 
 MODELS = ("dense", "convolutions", "residual", "transformer")
 PLANS = ("one device", "data 2", "pipeline 2")
 _ALONE, _DATA, _PIPELINE = PLANS
-_TWO = "two at once"  # processes that have nothing to do with each other but the machine
-_PROFILE = 3.0  # layers are measured for so many times as long as steps
+_TWO = "two at once"  # independent processes that share only the machine
+_PROFILE = 3.0  # the factor by which layers are measured longer than steps
 _TRAINING = "benchmarks.parallel.plan_training"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAccuracyBench(Suite):
-    """Compare what `tfdist parallel plan` predicts with steps of `fit` on one and two processes.
+    """Compare the predictions of `tfdist parallel plan` with steps of `fit` on one and two processes.
 
     Each process has one processor. Each round measures the layers: in one process alone, and in two at once for the
     plans of two. Predicted over measured above 1 means that the step was shorter than predicted. The plan with the
-    shortest predicted step is chosen. Its measured step over that of the best plan is what the choice costs.
+    shortest predicted step is chosen. Its measured step over that of the best plan is the cost of the choice.
     """
 
     models: Sequence[str] = option((), "Only this one.", choices=MODELS, flags=["--model"])
@@ -114,8 +114,8 @@ class Row:
     """A plan for a model.
 
     Attributes:
-        predicted: seconds of a step, one per round, by the profile of that round.
-        measured: the same; the slowest process's.
+        predicted: seconds of a step, one per round, by the profile of the same round.
+        measured: the same, for the slowest process.
         stages: the names of the layers that begin stages 2 to K; None: whole.
     """
 
@@ -134,8 +134,8 @@ class PlanAccuracyReport(Report):
     """The predicted and the measured steps of each model and plan.
 
     Attributes:
-        link: between two processes, the middle one of all rounds.
-        rows: model -> plan -> what was predicted and measured.
+        link: between two processes, the median of all rounds.
+        rows: model -> plan -> predicted and measured steps.
     """
 
     setup: PlanAccuracyBench
@@ -143,11 +143,11 @@ class PlanAccuracyReport(Report):
     rows: Mapping[str, Mapping[str, Row]]
 
     def chosen(self, model: str) -> str:
-        """Return the plan of the shortest predicted step, by the first profile."""
+        """Return the plan with the shortest predicted step, by the first profile."""
         return min(self.rows[model], key=lambda plan: self.rows[model][plan].predicted[0])
 
     def regret(self, model: str) -> Quartiles:
-        """Return the step of the plan that is chosen over that of the plan that was measured to be best."""
+        """Return the step of the chosen plan over that of the best measured plan."""
         rows = self.rows[model]
         best = min(rows, key=lambda plan: median(rows[plan].measured))
         return ratio(rows[self.chosen(model)].measured, rows[best].measured)
@@ -190,10 +190,10 @@ def predicted(
     *,
     begin: tuple[str, ...] | None = None,
 ) -> dict[str, tuple[float, tuple[str, ...] | None]]:
-    """Return for each plan the seconds of a step, and the layers that begin stages; None: whole.
+    """Return for each plan the seconds of a step, and the layers that begin stages, or None for a whole model.
 
     Args:
-        profile: of the model, in two processes at once, and of one alone.
+        profile: of the model, in two processes at once and in one alone.
         link: between two processes.
         microbatches: of the pipeline.
         begin: the layers that begin stages; None: those of the shortest step.

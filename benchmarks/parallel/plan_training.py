@@ -22,11 +22,12 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds
 
     Args:
         name: of the model.
-        divisors: into how many parts plans cut a batch.
-        in_scope: whether its steps are tfdist's, of a job of one worker, as in plans of several; else Keras' own.
-        seconds: that layers are measured for.
+        divisors: the numbers of parts into which plans cut a batch.
+        in_scope: whether steps are tfdist's, in a job of one worker, as in plans of several processes; otherwise Keras'
+            own.
+        seconds: the time for which layers are measured.
     """
-    keras.utils.clear_session()  # names of layers are those of the plans
+    keras.utils.clear_session()  # layers have the names of those in the plans
     scope: Any = contextlib.nullcontext()
     if in_scope:
         scope = tfdist.strategies.MultiWorkerMirroredStrategy(clusters.Cluster()).scope()
@@ -41,7 +42,7 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds
 
 
 def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: int) -> None:
-    """Train a model one step, as a plan has it.
+    """Train a model for one step, by a plan.
 
     Args:
         name: of the model.
@@ -62,10 +63,10 @@ def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: in
 
 
 def measure(name: str, plan: str, warm_up: int, steps: int) -> float:
-    """Return the seconds of a step, of so many that come after so many others.
+    """Return the seconds of a step, over the given number of steps after some that warm up.
 
-    Others have had the machine for a minute: what this process needs is in no cache, and where the machine is a virtual
-    one, its host may move it to other processors meanwhile.
+    Other processes had the machine for a minute, so this process has no data in the caches. A virtual machine may also
+    have been moved to other processors of its host.
     """
     model, batch = _trained[name, plan]
     step_seconds(model, batch, warm_up)

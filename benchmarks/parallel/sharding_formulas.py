@@ -1,9 +1,10 @@
-"""Memory and bytes of sharded data parallelism by formulas, and how memory is measured to be compared with them.
+"""Memory and bytes of sharded data parallelism by formulas, and the comparable way to measure memory.
 
-The formulas are of N weights in float32 on p workers, in layers of one size. Measured is the largest resident memory of
-a process, less that of one that trains a narrow network of as many layers in buckets as much smaller. So the graph of a
-step, a megabyte or two for each layer, is in both, and what is left are tensors. Each process trains on one example,
-since the formula has no activations. Processes give memory back to the system as soon as it is freed, which is slower.
+The formulas are for N weights in float32 on p workers, in layers of one size. The measured value is the largest
+resident memory of a process, minus that of a process that trains a narrow network. That network has as many layers, and
+proportionally smaller buckets. So the graph of a step, a megabyte or two for each layer, is in both, and the difference
+consists of tensors. Each process trains on one example, since the formula has no activations. Processes return memory
+to the system as soon as it is freed, which is slower.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 __all__ = ["GIVING_BACK", "above", "batch", "memory_bytes", "narrow", "sent_bytes", "under_way_bytes"]
 
-#: TensorFlow's allocator for oneDNN keeps what is freed, and so does glibc's for pieces of less than this
+#: TensorFlow's allocator for oneDNN keeps freed memory, and so does glibc's for pieces smaller than this
 GIVING_BACK: Mapping[str, str] = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "MALLOC_MMAP_THRESHOLD_": str(64 << 10),
@@ -23,7 +24,7 @@ _NARROW_UNITS = 32
 def memory_bytes(parameters: int, workers: int, stage: int | None, *, layers: int) -> float:
     """Return the bytes of weights, gradients and Adam's slots in each process.
 
-    Under stage 3 the weights of two layers are whole: one is used, and the next one arrives.
+    Under stage 3 the weights of two layers are whole: one layer is in use, and the next one arrives.
 
     Args:
         parameters: of all layers.
@@ -41,16 +42,16 @@ def memory_bytes(parameters: int, workers: int, stage: int | None, *, layers: in
 
 
 def under_way_bytes(parameters: int, stage: int | None, *, layers: int) -> float:
-    """Return the bytes of what is whole for a moment, on top of `memory_bytes`, however many layers there are.
+    """Return the bytes of tensors that are whole for a moment, in addition to `memory_bytes`, for any number of layers.
 
-    While slots and parts of all gradients are there, two layers are under way: in the update new weights, of which one
-    travels and the next one is made; under stage 3 gradients at the end of the backward pass. Nothing waits under plain
-    data parallelism, where all gradients are whole.
+    While slots and parts of all gradients exist, two layers are under way. In the update these are new weights, of
+    which one is sent while the next one is made. Under stage 3 they are gradients at the end of the backward pass.
+    Plain data parallelism has no such tensors, because all its gradients are whole.
 
     Args:
         parameters: of all layers.
         stage: of sharding, or None.
-        layers: number of them, each as large as a bucket or larger.
+        layers: number of layers, each at least as large as a bucket.
 
     Example:
         >>> [under_way_bytes(100, stage, layers=10) for stage in (None, 1, 2, 3)]
@@ -60,11 +61,11 @@ def under_way_bytes(parameters: int, stage: int | None, *, layers: int) -> float
 
 
 def sent_bytes(parameters: int, workers: int, stage: int | None, *, layers: int) -> float:
-    """Return the bytes that each worker sends in a step, headers left out.
+    """Return the bytes that each worker sends in a step, without headers.
 
-    An all_reduce of gradients sends as many as their reduce_scatter and an all_gather of the weights. Under stage 3
-    these are gathered twice, but for two layers: the last one of the forward pass is still there for the backward pass,
-    which asks for no gradient by what the first one takes.
+    An all_reduce of gradients sends as many as their reduce_scatter and an all_gather of the weights. Under stage 3 the
+    weights are gathered twice, except those of two layers: those of the last layer are still there when the backward
+    pass begins, and the backward pass needs no gradient of the first layer's input.
 
     Args:
         parameters: of all layers.
@@ -81,7 +82,7 @@ def sent_bytes(parameters: int, workers: int, stage: int | None, *, layers: int)
 
 
 def batch(workers: int) -> dict[str, float]:
-    """Return the global batch of which each worker has one example, so that activations are next to nothing.
+    """Return the global batch of which each worker has one example, so that activations take almost no memory.
 
     Example:
         >>> batch(4)
@@ -91,7 +92,7 @@ def batch(workers: int) -> dict[str, float]:
 
 
 def narrow(units: int) -> dict[str, float]:
-    """Return units of the layers that stand beside some, and how much smaller a bucket has to be to hold as many.
+    """Return the units of the narrow network's layers, and the factor of a bucket that holds as many of them.
 
     Example:
         >>> narrow(64)
@@ -102,11 +103,11 @@ def narrow(units: int) -> dict[str, float]:
 
 
 def above(wide: Sequence[Mapping[str, Any]], narrow: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return for each process how much more memory a network takes than a narrow one.
+    """Return for each process the extra memory of a network, compared with a narrow one.
 
     Args:
-        wide: what each process has measured.
-        narrow: the same of the narrow network.
+        wide: the measurements of each process.
+        narrow: the same for the narrow network.
 
     Example:
         >>> above([{"peak_bytes": 9}, {"peak_bytes": 8}], [{"peak_bytes": 2}, {"peak_bytes": 3}])

@@ -1,4 +1,4 @@
-"""Sharded data parallelism beside plain data parallelism, in turns: seconds of a step, memory of a process, bytes sent.
+"""Sharded and plain data parallelism, in turns: seconds of a step, memory of a process, bytes sent.
 
 Memory is measured in processes of their own (`sharding_formulas`), bytes between workers in network namespaces.
 """
@@ -31,14 +31,14 @@ _TRAINING = "benchmarks.parallel.sharding_training"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingBench(Suite):
-    """Measure memory, bytes and step time of sharded data parallelism, beside plain data parallelism.
+    """Measure memory, bytes and step time of sharded data parallelism, compared with plain data parallelism.
 
-    A wide perceptron with Adam and a global norm is trained under multi-worker and under each stage of sharded-data-
-    parallel. Memory is the peak of a process, less that of a process with a narrow network. The formula for N weights
-    and p workers is 16 N bytes for plain, 4 N (1 + 3 / p) for stages 1 and 2, and 16 N / p plus two layers for stage
-    3. The row below it adds the two layers that are whole while they travel. Bytes are compared with those of an
-    all_reduce, 8 N (p - 1) / p; stage 3 sends half as many again, less those of two layers. A time is a ratio to plain
-    data parallelism: below 1 sharding is faster.
+    A wide perceptron with Adam and a global norm is trained under multi-worker and under each stage of
+    sharded-data-parallel. Memory is the peak of a process, minus that of a process with a narrow network. The formula
+    for N weights and p workers is 16 N bytes for plain, 4 N (1 + 3 / p) for stages 1 and 2, and 16 N / p plus two
+    layers for stage 3. The row below it adds the two layers that are whole while they travel. Bytes are compared with
+    those of an all_reduce, 8 N (p - 1) / p; stage 3 sends 1.5 times as many, minus those of two layers. A time is a
+    ratio to plain data parallelism: below 1 sharding is faster.
     """
 
     workers: int = option(2, "Processes.", minimum=2)
@@ -115,8 +115,8 @@ class ShardingReport(Report):
     Attributes:
         seconds: arm -> seconds per step, one per round; the slowest worker's.
         peak_bytes: arm -> the largest memory of each process, see `sharding_formulas.above`.
-        slots_bytes: arm -> what each process holds of the optimizer's variables.
-        sent_bytes: arm -> what each process sends in a step, headers left out; empty where that was not measured.
+        slots_bytes: arm -> bytes of the optimizer's variables in each process.
+        sent_bytes: arm -> bytes that each process sends in a step, without headers; empty if they were not measured.
         parameters: of the network.
     """
 
@@ -132,12 +132,12 @@ class ShardingReport(Report):
         return ratio(self.seconds[arm], self.seconds["plain"])
 
     def expected_bytes(self, arm: str) -> float:
-        """Return the memory that the formula has."""
+        """Return the memory by the formula."""
         workers, layers = self.setup.workers, self.setup.layers
         return sharding_formulas.memory_bytes(self.parameters, workers, ARMS[arm][1], layers=layers)
 
     def under_way_bytes(self, arm: str) -> float:
-        """Return the bytes that are whole for a moment beside this memory."""
+        """Return the bytes of tensors that are whole for a moment, in addition to this memory."""
         return sharding_formulas.under_way_bytes(self.parameters, ARMS[arm][1], layers=self.setup.layers)
 
     def expected_sent_bytes(self, arm: str) -> float:

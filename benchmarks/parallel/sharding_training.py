@@ -25,12 +25,12 @@ def prepare(strategy: str, units: int, layers: int, batch_size: int, steps: int,
     """Train a network for some steps.
 
     Args:
-        strategy: its name.
+        strategy: the name of the strategy.
         units: of each layer.
-        layers: number of them.
+        layers: number of layers.
         batch_size: global.
         steps: to train.
-        bucket_part: of the size that a bucket has without being chosen.
+        bucket_part: the size of a bucket, as a part of the default.
     """
     chosen = tfdist.strategies.create(strategy, bucket_bytes=max(1, round(bucket_part * buckets.DEFAULT_BYTES)))
     wide = network(chosen, units, layers)
@@ -39,15 +39,15 @@ def prepare(strategy: str, units: int, layers: int, batch_size: int, steps: int,
 
 
 def measure(steps: int) -> dict[str, Any]:
-    """Return the seconds of so many steps, the bytes that were sent, and the largest memory of the process.
+    """Return the seconds of the given number of steps, the sent bytes, and the largest memory of the process.
 
-    Bytes without headers of packets; memory without what is shared, through which collectives travel, and which is
-    there from the first step on.
+    Bytes are without headers of packets. Memory is without shared memory, through which collectives travel, and which
+    is there from the first step on.
     """
     found, wide = _prepared, _prepared["network"]
     gc.collect()
     if _CLEAR.exists():
-        _CLEAR.write_text("5", encoding="ascii")  # the peak begins anew
+        _CLEAR.write_text("5", encoding="ascii")  # resets the peak
     before = slow_network.sent()
     seconds = fit(found["strategy"], wide, found["units"], found["batch_size"], steps)
     sent = slow_network.since(before)
@@ -71,7 +71,7 @@ def network(strategy: Any, units: int, layers: int) -> keras.Model:
 
 
 def fit(strategy: Any, made: keras.Model, units: int, batch_size: int, steps: int) -> float:
-    """Return the seconds of one epoch of so many steps, on one batch again and again."""
+    """Return the seconds of one epoch of this many steps, all on the same batch."""
     x = np.random.default_rng(7).normal(size=(batch_size, units)).astype(np.float32)
     batches = tf.data.Dataset.from_tensors((x, x)).repeat()
     clock = Clock()
@@ -80,7 +80,7 @@ def fit(strategy: Any, made: keras.Model, units: int, batch_size: int, steps: in
 
 
 def _memory(name: str) -> int:
-    """Return a figure of this process's memory in bytes; 0 where the kernel has none."""
+    """Return a figure of this process's memory in bytes; 0 if the kernel has none."""
     if not _STATUS.exists():
         return 0
     line = next(one for one in _STATUS.read_text(encoding="ascii").splitlines() if one.startswith(name))

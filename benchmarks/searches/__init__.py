@@ -1,1 +1,1 @@
-"""Searches of hyper-parameters beside their peers."""
+"""Searches of hyper-parameters, compared with their peers."""

@@ -1,4 +1,4 @@
-"""A trial on the handwritten digits, the same for every search; it needs Keras alone."""
+"""A trial on the handwritten digits, the same for every search; it needs only Keras."""
 
 import os
 import time
@@ -39,6 +39,6 @@ def read(path: str) -> dict[str, Any]:
 
 
 def note(path: str) -> None:
-    """Write down that a trial has ended: when, in which process, and how long that has computed."""
+    """Write down that a trial has ended: the time, the process, and the CPU time of the process."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{time.time()} {os.getpid()} {time.process_time()}\n")

@@ -1,4 +1,4 @@
-"""Trials in an hour: a search of the digits over this machine's cores, beside Keras Tuner and Ray Tune."""
+"""Trials per hour of a search of the digits over this machine's cores, compared with Keras Tuner and Ray Tune."""
 
 import collections
 import itertools
@@ -38,8 +38,8 @@ class TrialsBench(Suite):
     Keras Tuner   RandomSearch: one process, one trial after another over all cores; saves the best epoch
     Ray Tune      an actor for each slot, which takes trial after trial; saves nothing
 
-    The rate counts from the first trials' ends, one for each slot, so that it leaves out how long a search takes to
-    start; the seconds of the whole search do not. Processor seconds are those of the process that trains. The peers are
+    The rate counts from the ends of the first trials, one for each slot, so it leaves out the start of a search. The
+    seconds of the whole search include the start. CPU seconds are those of the process that trains. The peers are
     installed into an environment of their own.
     """
 
@@ -81,7 +81,7 @@ def _noted(path: Path) -> list[tuple[float, int, float]]:
 
 
 def rate(ends: Sequence[float], slots: int) -> float:
-    """Return the trials in an hour after the first ones.
+    """Return the trials per hour after the first ones.
 
     Example:
         >>> rate([10.0, 10.0, 20.0, 20.0], 2)
@@ -92,7 +92,7 @@ def rate(ends: Sequence[float], slots: int) -> float:
 
 
 def processor_seconds(noted: Sequence[tuple[float, int, float]]) -> float:
-    """Return the median of a trial's; the first one of a process that takes several counts for nothing.
+    """Return the median CPU seconds of a trial, without the first trial of a process that takes several.
 
     Example:
         >>> processor_seconds([(0.0, 7, 9.0), (1.0, 7, 11.0), (2.0, 7, 13.0)])
@@ -144,7 +144,7 @@ def _search(setup: TrialsBench, data: Path, ends: Path, seed: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialsReport(Report):
-    """All searches, and what they measured."""
+    """All searches, and their measurements."""
 
     setup: TrialsBench
     measured: Mapping[str, Sequence[Mapping[str, float]]]

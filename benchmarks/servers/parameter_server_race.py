@@ -1,4 +1,4 @@
-"""Parameter servers: workers of which one is slow, and a large table in parts."""
+"""Parameter servers with one slow worker, and with a large table in parts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _WIDTH = 0.26
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerBench(Suite):
-    """Measure parameter servers: what a slow worker costs, and a large table in parts.
+    """Measure parameter servers: the cost of a slow worker, and a large table in parts.
 
     Stragglers: Keras `fit` trains a small convolutional model on two parameter servers. One of several workers is
     slow. Three modes take turns over the same workers:
@@ -83,11 +83,11 @@ class ParameterServerBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerReport(Report):
-    """Everything that was measured.
+    """All measurements.
 
     Attributes:
         crowds: one for each number of workers.
-        table: what was measured on a large table; None where that was left out.
+        table: the measurements of a large table; None if they were left out.
     """
 
     setup: ParameterServerBench
@@ -195,7 +195,7 @@ def _label(workers: int, slow_down: float | None) -> str:
 
 
 def rate(found: Quartiles) -> str:
-    """Return a rate as text for a table, with as many digits as it bears.
+    """Return a rate as text for a table, with its significant digits.
 
     Example:
         >>> rate(Quartiles(median=12345.6, lower=1.0, upper=20000.0))

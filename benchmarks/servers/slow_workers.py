@@ -1,4 +1,4 @@
-"""Workers of which one is slow: what waiting for it costs, and what not waiting gains."""
+"""Workers of which one is slow: the cost of waiting for it, and the gain of not waiting."""
 
 import contextlib
 from collections import Counter
@@ -20,7 +20,7 @@ SERVERS = 2
 _CHIEF = "benchmarks.servers.slow_workers_chief"
 _WARM_UP_BATCHES_PER_WORKER = 4
 _MEASUREMENTS_ALONE = 3
-# One thread for each process: the slow worker is then slower by what it is held up, and others have their own core.
+# One thread for each process: the slow worker is then slower by its stops, and others have their own core.
 _ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1"}
 
 
@@ -38,15 +38,15 @@ def bounds(workers: int) -> dict[str, int | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Crowd:
-    """So many workers, one of them slow, in every mode.
+    """A number of workers, one of them slow, in every mode.
 
     Attributes:
-        workers: how many.
-        slow_down: how many times slower the slow one was by itself; None where none is slow.
+        workers: the number of workers.
+        slow_down: how many times slower the slow worker was by itself; None if none is slow.
         examples: in one measurement of each mode.
         updates: mode -> updates of the weights in one measurement.
         seconds: mode -> seconds of a measurement, one per round.
-        staleness: mode -> staleness -> how many gradients of all rounds had it.
+        staleness: mode -> staleness -> the number of gradients in all rounds that had it.
     """
 
     workers: int
@@ -76,20 +76,20 @@ class Crowd:
 def measured(
     workers: int, *, slow_factor: float, rounds: int, steps: int, batch_size: int, told: Told = untold
 ) -> Crowd:
-    """Train in all modes in turns over the same workers, and return what was measured.
+    """Train in all modes in turns over the same workers, and return the measurements.
 
     Args:
-        workers: how many workers.
+        workers: the number of workers.
         slow_factor: how many times slower one of several workers is, at least 1.
         rounds: measurements of each mode.
-        steps: of each worker per measurement, in the mean.
+        steps: the mean number of steps of a worker per measurement.
         batch_size: examples in a worker's step.
-        told: told what is measured next.
+        told: gets the name of the next measurement.
     Raises:
         TfdistError: the chief failed, or a worker was lost; the message has its traceback.
     """
     slow_down = None
-    # the synchronous mode gives a step to every worker at once, the others a batch to one
+    # the synchronous mode gives a step to all workers at once, and the others give a batch to one worker
     steps_of = {mode: steps * (1 if mode == "synchronous" else workers) for mode in MODES}
     with contextlib.ExitStack() as stack:
         lane = stack.enter_context(lanes.Lane("chief", workers=1, environment=_ONE_THREAD))
@@ -123,7 +123,7 @@ def measured(
 
 
 def _slow_down(lane: lanes.Lane, stack: contextlib.ExitStack, worker: int, pid: int, factor: float) -> float:
-    """Make a worker slow as long as the stack is there; return how many times slower it computes."""
+    """Make a worker slow while the exit stack is open; return how many times slower it computes."""
 
     def alone() -> float:
         return median(lane.call(f"{_CHIEF}:alone", worker=worker)[0] for _ in range(_MEASUREMENTS_ALONE))

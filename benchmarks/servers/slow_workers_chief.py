@@ -14,7 +14,7 @@ from tfdist.errors import TfdistError
 from tfdist.strategies import ParameterServerStrategy
 
 _MODEL = MODELS["convolutional"]
-_BATCHES = 4  # that differ
+_BATCHES = 4  # different ones
 _SIDE, _PRODUCTS = 384, 400
 
 # TensorFlow connects a process to one cluster, so all modes share the tasks that the first strategy starts. `close` of
@@ -53,7 +53,7 @@ def _chain(products: tf.Tensor) -> tf.Tensor:
 
 
 def prepare(mode: str, batch_size: int, steps: int) -> None:
-    """Build a mode's model, and train it for so many steps, which trace and warm it on every worker."""
+    """Build a mode's model, and train it for this number of steps, which trace and warm it on every worker."""
     strategy = _strategies[mode]
     with strategy.scope():
         network = _MODEL.build()
@@ -70,7 +70,7 @@ def prepare(mode: str, batch_size: int, steps: int) -> None:
 
 
 def measure(mode: str, steps: int) -> dict[str, Any]:
-    """Return the seconds of so many steps of `fit`, and how stale their gradients were.
+    """Return the seconds of the given number of steps of `fit`, and the staleness of their gradients.
 
     Raises:
         TfdistError: a worker was lost meanwhile.

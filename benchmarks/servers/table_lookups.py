@@ -12,10 +12,10 @@ from tfdist.validation import integer
 
 __all__ = ["DRAWS", "MOMENTS", "WORK", "LookupArm", "ServerMemory", "TableLookups", "TableResult", "draw", "resident"]
 
-#: what is done with the table, and how the ids of its rows are drawn
+#: the kinds of work on the table, and the ways to draw the ids of its rows
 WORK = ("lookups", "sgd", "adagrad")
 DRAWS = ("uniform", "power law")
-#: when the servers' memory is looked at
+#: the moments at which the servers' memory is read
 MOMENTS = ("before", "with the table", "after training")
 
 _CHIEF = "benchmarks.servers.table_lookups_chief"
@@ -57,7 +57,7 @@ class TableLookups:
         return 4 * self.rows * self.dim
 
     def run(self, told: Told = untold) -> "TableResult":
-        """Make a table, do everything with it in turns, and return what was measured.
+        """Make a table, do all kinds of work with it in turns, and return the measurements.
 
         Raises:
             TfdistError: the chief failed, or a worker was lost; the message has its traceback.
@@ -97,9 +97,9 @@ class ServerMemory:
     """The memory of a parameter server at one moment.
 
     Attributes:
-        placed: bytes of the models' variables on it; what optimizers keep for each is not among them.
-        resident: bytes that its process has in memory, TensorFlow itself included.
-        most: the most it ever had until then.
+        placed: bytes of the models' variables on it, without the slots of optimizers.
+        resident: bytes that its process has in memory, including TensorFlow itself.
+        most: the most that it had until then.
     """
 
     placed: int
@@ -109,7 +109,7 @@ class ServerMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class LookupArm:
-    """One kind of work on ids that were drawn in one way.
+    """One kind of work, with one way to draw ids.
 
     Attributes:
         work: a name from `WORK`.
@@ -125,7 +125,7 @@ class LookupArm:
 
     @property
     def rows_per_second(self) -> Quartiles:
-        """Ids per second over all workers, each counted as often as it comes."""
+        """Ids per second over all workers, with repeated ids."""
         return quartiles([self.batch_size / seconds for seconds in self.seconds])
 
     @property
@@ -139,8 +139,8 @@ class TableResult:
     """The measurements of one table.
 
     Attributes:
-        setup: what was measured.
-        create_seconds: from asking for the table until its first and its last row could be read.
+        setup: the settings of the measurement.
+        create_seconds: from the request for the table until its first and its last row could be read.
         memory: a moment from `MOMENTS` -> each server.
         arms: every work on every draw of ids.
     """
@@ -155,9 +155,10 @@ def draw(how: str, count: int, rows: int, *, seed: int = 11) -> NDArray[np.int32
     """Return ids of rows.
 
     Args:
-        how: "uniform"; or "power law": the row of rank r in proportion to 1 / r, popular rows spread over the table.
-        count: how many ids.
-        rows: of the table; ids are below.
+        how: "uniform"; or "power law": the row of rank r in proportion to 1 / r, with popular rows spread over the
+            table.
+        count: the number of ids.
+        rows: of the table; ids are below this number.
         seed: of the random numbers.
 
     Example:
@@ -172,7 +173,7 @@ def draw(how: str, count: int, rows: int, *, seed: int = 11) -> NDArray[np.int32
 
 
 def resident(status: str) -> tuple[int, int]:
-    """Return the bytes that a process has in memory, and the most that it ever had.
+    """Return the bytes that a process has in memory, and the most that it has had.
 
     Args:
         status: the text of /proc/PID/status.

@@ -63,7 +63,7 @@ def prepare(what: str, batch_size: int, steps: int) -> None:
 
 
 def measure(what: str, ids: str, batch_size: int, steps: int) -> float:
-    """Return the seconds of so many batches.
+    """Return the seconds of the given number of batches.
 
     Raises:
         TfdistError: a worker was lost meanwhile.

@@ -1,4 +1,4 @@
-"""A process that is made slower: it is stopped and let go in turns, some thirty times a second."""
+"""A process that is made slower: it is stopped and resumed in turns, some thirty times a second."""
 
 import contextlib
 import os
@@ -11,19 +11,19 @@ from tfdist.errors import ConfigError
 
 __all__ = ["CYCLE_SECONDS", "Throttle", "stop_seconds"]
 
-#: one turn of running and one of standing still
+#: one turn of running and one of being stopped
 CYCLE_SECONDS = 0.03
 
-# A process is not stopped longer in one go, however late this one was to stop it: what is missing comes later.
+# A process is never stopped for longer at a time, even if this one was late: the rest of the stop comes later.
 _LONGEST_STOP_SECONDS = 10 * CYCLE_SECONDS
 
 
 def stop_seconds(ran: float, stopped: float, factor: float) -> float:
-    """Return the seconds for which to stop a process now, so that it has run for one part in ``factor`` of its time.
+    """Return the seconds for which to stop a process now, so that it has run for 1 / ``factor`` of its time.
 
     Args:
-        ran: how long it could run so far, in seconds.
-        stopped: how long it was stopped so far.
+        ran: the seconds for which it could run so far.
+        stopped: the seconds for which it was stopped so far.
         factor: at least 1.
 
     Example:
@@ -36,14 +36,14 @@ def stop_seconds(ran: float, stopped: float, factor: float) -> float:
 
 
 class Throttle:
-    """Lets a process run one part in ``factor`` of the time, in the ``with`` block; afterwards it runs.
+    """A context in which a process runs for 1 / ``factor`` of the time; afterwards it runs normally.
 
-    Turns that come too late are made up for, so the share is right over some seconds, whatever else the machine does.
+    Late turns are made up for, so the share is right over some seconds, whatever the load of the machine.
 
     Args:
         pid: the process.
-        factor: how many times slower it gets, at least 1.
-        send: sends a signal to a process; `os.kill`.
+        factor: how many times slower it becomes, at least 1.
+        send: a function that sends a signal to a process; `os.kill`.
 
     Example:
         >>> with Throttle(pid, 3.0):                                  # doctest: +SKIP
@@ -67,7 +67,7 @@ class Throttle:
         try:
             self._over.set()
             self._thread.join()
-        finally:  # also where a second Ctrl-C comes while the thread is waited for
+        finally:  # also if a second Ctrl-C comes while this waits for the thread
             self._signal(signal.SIGCONT)
 
     def _run(self) -> None:
@@ -90,7 +90,7 @@ class Throttle:
             self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> bool:
-        """Return whether the process is still there."""
+        """Return whether the process still exists."""
         with contextlib.suppress(ProcessLookupError):
             self._send(self._pid, number)
             return True

@@ -1,1 +1,1 @@
-"""Workers of unlike speed: equal shares, the ideal ones, and shares that follow the speed."""
+"""Workers of different speeds: equal shares, ideal shares, and shares that follow the speed."""

@@ -1,4 +1,4 @@
-"""Two workers, one slowed by its share of the processor: equal shares, the ideal ones, and `BalanceShares`."""
+"""Two workers, one slowed by its share of the processor, with equal shares, ideal shares and `BalanceShares`."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ __all__ = ["ALIKE", "UNLIKE", "SharesBench", "SharesReport", "Training", "comman
 ALIKE = ("equal", "balanced")
 UNLIKE = ("equal", "ideal", "balanced")
 _TRAINING = "benchmarks.shares.shares_training"
-# One thread computes in each process: the slow one is slower by what it is held up, and the other has its own core.
+# One thread computes in each process: the slow one is slower by its stops, and the other has its own core.
 _FEW_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
 
 
@@ -30,9 +30,9 @@ class SharesBench(Suite):
     ideal      shares in proportion to the speeds, given by hand
     balanced   tfdist.callbacks.BalanceShares, which begins with equal shares
 
-    The slow worker is stopped and let go in turns of 30 ms (SIGSTOP, SIGCONT), so it has its part of a processor. Where
-    other programs run, that part is not the limit: --slow waits has a model that waits for each row instead. Steps are
-    those of the last epoch of a training; what moves before it is settling.
+    The slow worker is stopped and resumed in turns of 30 ms (SIGSTOP, SIGCONT), so it has its part of a processor. If
+    other programs run, that part is not the limit; with --slow waits, the model waits for each row instead. Steps are
+    those of the last epoch of a training; earlier changes of shares count as settling.
     """
 
     slow: str = option("processor", "What makes a worker slow.", choices=("processor", "waits"))
@@ -93,7 +93,7 @@ class Training:
 
     @classmethod
     def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
-        """Return the training that both workers have measured."""
+        """Return the training from the measurements of both workers."""
         seconds, settling, moving, shares, callback = zip(*workers, strict=True)
         return cls(
             seconds=max(seconds), settling=settling[0], moving=moving[0], shares=shares[0], callback=max(callback)
@@ -117,7 +117,7 @@ class SharesReport(Report):
         return ratio(seconds[against], seconds[arm])
 
     def overhead(self) -> Quartiles:
-        """Return the callback's processor time over the time of steps, while workers are equally fast."""
+        """Return the callback's CPU time over the time of steps, while workers are equally fast."""
         return quartiles([one.callback / one.seconds for one in self.alike["balanced"]])
 
     def most_changes(self) -> int:

@@ -30,7 +30,7 @@ class Trained(NamedTuple):
         settling: changes of shares before it.
         moving: changes of shares in it.
         shares: at the end.
-        callback: processor seconds that the callback's hooks have used in it, in the thread that steps.
+        callback: CPU seconds of the callback's hooks in it, in the thread that steps.
     """
 
     seconds: float
@@ -41,7 +41,7 @@ class Trained(NamedTuple):
 
 
 class _Waits(keras.layers.Layer):
-    """Takes as long for a row as this worker is told, whatever else the machine does."""
+    """A layer that takes this worker's given time for a row, whatever the load of the machine."""
 
     def call(self, inputs: Any) -> Any:
         waited = tf.numpy_function(_wait, [tf.shape(inputs)[0]], [tf.float32])
@@ -55,12 +55,12 @@ def _wait(rows: Any) -> Any:
 
 
 def wait_for_rows(seconds: Sequence[float]) -> None:
-    """Let each worker wait so long for each row of a model that waits."""
+    """Let each worker wait for this time for each row of a model that waits."""
     _seconds_of_a_row[0] = seconds[int(os.environ[WORKER_INDEX.name])]
 
 
 class _Timed(BalanceShares):
-    """Counts the processor time of its hook, of the last epoch."""
+    """Measures the CPU time of its hook in the last epoch."""
 
     cost = 0.0
     before = 0
@@ -86,9 +86,9 @@ def prepare() -> None:
 def train(
     arm: str, shares: Sequence[int], batch_size: int, steps: int, epochs: int, every: int, waits: bool
 ) -> Trained:
-    """Train epochs of so many steps, which begin with these shares; in the arm "balanced" they move.
+    """Train epochs of this many steps, which begin with these shares; in the arm "balanced" the shares move.
 
-    Each training has a model of its own: of two equal ones in the same process, one may be faster by 7 % for good.
+    Each training has a model of its own: of two equal ones in the same process, one may stay faster by 7 %.
     """
     (strategy,) = _strategies
     with strategy.scope():

@@ -1,1 +1,1 @@
-"""Steps of `fit` with one replica, beside plain Keras."""
+"""Steps of `fit` with one replica, compared with plain Keras."""

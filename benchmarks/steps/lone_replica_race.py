@@ -1,4 +1,4 @@
-"""`fit` with one replica in a strategy's scope, beside plain Keras without one."""
+"""`fit` with one replica in a strategy's scope, compared with plain Keras without a scope."""
 
 import json
 import os
@@ -28,8 +28,8 @@ class LoneReplicaBench(Suite):
     tfdist      in the scope of tfdist.strategies.from_environment()
     TensorFlow  in the scope of TensorFlow's MirroredStrategy of one device
 
-    A time is that of the fastest of several epochs, over its steps, with all that fit does. Memory is the most that the
-    process had, TensorFlow and the imports included.
+    A time is that of the fastest of several epochs, divided by its steps, with all work of fit. Memory is the most that
+    the process had, including TensorFlow and the imports.
     """
 
     model: str = option("dense", "What is trained.", choices=("dense", "convolutional"))
@@ -58,7 +58,7 @@ class LoneReplicaBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class LoneReplicaReport(Report):
-    """All arms, and what each process saw: seconds of a step, of the processor too, and megabytes."""
+    """All arms, and the measurements of each process: wall and CPU seconds of a step, and megabytes."""
 
     setup: LoneReplicaBench
     found: Mapping[str, Sequence[Mapping[str, float]]]
@@ -67,7 +67,7 @@ class LoneReplicaReport(Report):
         return [one[what] for one in self.found[arm]]
 
     def over_plain(self, arm: str, what: str) -> Quartiles:
-        """Return the ratio of an arm's figure to plain Keras', round by round; below 1 the arm needs less."""
+        """Return the ratio of an arm's figure to that of plain Keras, round by round; below 1 the arm needs less."""
         return ratio(self.of(arm, what), self.of("plain", what))
 
     def derived(self) -> dict[str, Any]:

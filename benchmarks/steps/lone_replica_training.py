@@ -1,4 +1,4 @@
-"""One side of `python -m benchmarks lone-replica`: a process that trains and prints what steps took, as JSON."""
+"""One side of `python -m benchmarks lone-replica`: a process that trains and prints the times of steps, as JSON."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def _scope(arm: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def _train(arm: str, model: str, steps: int, epochs: int) -> dict[str, float]:
-    """Train an epoch that traces, then others; the fastest counts, in which other programs were least in the way."""
+    """Train an epoch that traces, then others; the fastest counts, because other programs disturbed it least."""
     with _scope(arm):
         network = {"dense": _dense, "convolutional": _convolutional}[model]()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -2,9 +2,9 @@
 
 python strategies/augmented_pictures/train.py
 tfdist run --strategy multi-worker -n 2 strategies/augmented_pictures/train.py
-tfdist run --strategy multi-worker -n 2 strategies/augmented_pictures/train.py --plain    # pictures as they are
+tfdist run --strategy multi-worker -n 2 strategies/augmented_pictures/train.py --plain    # unchanged pictures
 
-The pictures are the handwritten digits of scikit-learn, enlarged to 24x24. How a picture is changed follows from seed,
+The pictures are the handwritten digits of scikit-learn, enlarged to 24x24. The changes of a picture follow from seed,
 epoch and example, so any number of workers trains on the same pictures.
 """
 
@@ -79,10 +79,10 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plain", action="store_true", help="leave the pictures as they are")
+    parser.add_argument("--plain", action="store_true", help="do not change the pictures")
     parser.add_argument("--epochs", type=int, default=30, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=256, help="global; default: %(default)s")
-    parser.add_argument("--learning-rate", type=float, default=0.02, help="of Lamb, the highest; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=256, help="global batch size; default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=0.02, help="highest rate of Lamb; default: %(default)s")
     return parser.parse_args()
 
 

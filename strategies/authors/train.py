@@ -1,6 +1,6 @@
-"""Authors train one model of English without showing their texts: the next character, from the ten before it.
+"""Train one model of English for authors who do not show their texts: the next character, from the ten before it.
 
-python strategies/authors/train.py                     # beside all texts in one place, and each author alone
+python strategies/authors/train.py                     # compared with all texts in one place, and each author
 tfdist federated simulate strategies/authors/train.py  # the rounds of `app`, with curves
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from tfdist.federated import App, FedAvg, Participation, simulate
 
 SEED = 17
-#: packages of Python and of Keras, each an author; their texts are their docstrings
+#: packages of Python and of Keras; each is an author, whose texts are its docstrings
 AUTHORS = ("keras", "numpy", "rich", "asyncio", "email", "unittest", "http", "logging")
 WINDOW = 10  # characters
 CHARACTERS = [chr(code) for code in range(32, 127)]  # all others are spaces
@@ -84,7 +84,7 @@ app = texts()
 
 
 def compare(found: App, rounds: int) -> None:
-    """Print the accuracy beside a model that has all texts, and beside those of single authors."""
+    """Print the accuracy, compared with a model that has all texts, and with those of single authors."""
     federated = simulate(found, rounds=rounds, seed=SEED).rounds[-1].evaluation["accuracy"]
     data = [found.data_of(author).nest for author in found.names()]
     alone = [accuracy(found, *part, rounds) for part in data]
@@ -95,7 +95,7 @@ def compare(found: App, rounds: int) -> None:
 
 
 def accuracy(found: App, x: np.ndarray, y: np.ndarray, epochs: int) -> float:
-    """Train with these texts alone, as long as the federated model saw its texts; the test has those of all authors."""
+    """Train with only these texts, for as long as the federated model; the test has texts of all authors."""
     model = found.make_model()
     model.fit(x, y, batch_size=found.algorithm.batch_size, epochs=epochs, verbose=0)
     return model.evaluate(*found.test_data, batch_size=1024, verbose=0, return_dict=True)["accuracy"]
@@ -104,7 +104,7 @@ def accuracy(found: App, x: np.ndarray, y: np.ndarray, epochs: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
-    parser.add_argument("--length", type=int, default=12_000, help="characters of an author; default: %(default)s")
+    parser.add_argument("--length", type=int, default=12_000, help="characters per author; default: %(default)s")
     options = parser.parse_args()
     compare(texts(options.length), options.rounds)
 

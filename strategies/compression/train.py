@@ -1,11 +1,11 @@
-"""Train where the network is slow: gradients travel as a codec makes them.
+"""Train over a slow network, with gradients that a codec compresses.
 
 tfdist run -n 2 strategies/compression/train.py --compression powersgd
 tfdist run -n 2 strategies/compression/train.py --compression auto
 tfdist run --strategy ring -n 2 strategies/compression/train.py --compression dgc --data text
 
-Two tasks, both of what is on every machine: handwritten digits, and the next character of the help texts of Python.
-`--compression none` sends every number. The card has what each codec reached here.
+There are two tasks, with data that every machine has: handwritten digits, and the next character of the help texts of
+Python. `--compression none` sends every number. The card has the results of each codec.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tfdist.testing import digits
 
 DATA = ("digits", "text")
 BATCH = 64
-CONTEXT, CHARACTERS = 16, 96  # of text: how many characters are seen; the printable ones, and one for all others
+CONTEXT, CHARACTERS = 16, 96  # for texts: visible characters; the printable characters, and one for all others
 RATE, MOMENTUM = 0.05, 0.9
 
 

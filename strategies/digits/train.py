@@ -1,4 +1,4 @@
-"""Train the digits classifier under any strategy: what starts the script chooses it.
+"""Train the digits classifier under any strategy, which the command that starts the script chooses.
 
 python strategies/digits/train.py                                             # all devices of this process
 tfdist run --replicas-per-worker 1 strategies/digits/train.py                 # one device
@@ -35,7 +35,7 @@ def main() -> None:
     clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
-        shuffle=False,  # done already: every epoch has an order of its own
+        shuffle=False,  # `read` has shuffled: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
         callbacks=[clock],
@@ -47,7 +47,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
     parser.add_argument(
         "--output",
         type=Path,

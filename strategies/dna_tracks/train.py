@@ -1,10 +1,10 @@
-"""Foretell tracks along DNA from its sequence: one-hot letters, dilated convolutions, counts of reads.
+"""Predict tracks along DNA from its sequence: one-hot letters, dilated convolutions, counts of reads.
 
 python strategies/dna_tracks/train.py
 tfdist run --strategy multi-worker -n 2 strategies/dna_tracks/train.py
 
-The records have the form of Basenji's data: compressed TFRecords of one-hot letters as bytes and of float16 targets for
-bins of letters. The sequences are generated, and say so: a pair of motifs at a distance draws reads, on either strand.
+The records have the format of Basenji's data: compressed TFRecords of one-hot letters as bytes and of float16 targets
+for bins of letters. The sequences are generated: a pair of motifs at some distance causes reads, on either strand.
 """
 
 import argparse
@@ -77,12 +77,12 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default, told in (
-        ("--sequences", 1000, "to learn from"),
-        ("--length", 1024, "letters of each"),
-        ("--filters", 48, "of a convolution"),
-        ("--dilated", 4, "convolutions, each over twice the distance of the last"),
-        ("--epochs", 10, "over all sequences"),
-        ("--batch-size", 32, "global"),
+        ("--sequences", 1000, "sequences for training"),
+        ("--length", 1024, "letters of a sequence"),
+        ("--filters", 48, "filters of a convolution"),
+        ("--dilated", 4, "dilated convolutions, each over twice the distance of the previous one"),
+        ("--epochs", 10, "passes over all sequences"),
+        ("--batch-size", 32, "global batch size"),
     ):
         parser.add_argument(name, type=int, default=default, help=f"{told}; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")

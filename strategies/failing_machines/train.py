@@ -1,11 +1,11 @@
-"""Foretell which machines fail soon, from sensors that are read at uneven times and unequally often.
+"""Predict which machines fail soon, from sensors with readings at uneven times and of different numbers.
 
 python strategies/failing_machines/train.py
 tfdist run --strategy multi-worker -n 2 strategies/failing_machines/train.py
-tfdist run --strategy multi-worker -n 2 strategies/failing_machines/train.py --padded    # all to the longest length
+tfdist run --strategy multi-worker -n 2 strategies/failing_machines/train.py --padded    # pad all to the longest
 
-The machines are generated: wear grows with load and itself, and raises vibration and temperature, which lags behind.
-Batches are of machines with near numbers of readings, so that little is filled up.
+The machines are generated: wear grows with load and existing wear, and raises vibration, and temperature with a lag. A
+batch has machines with similar numbers of readings, so that there is little padding.
 """
 
 import argparse
@@ -88,10 +88,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--padded", action="store_true", help="pad all to the longest length")
-    parser.add_argument("--machines", type=int, default=1000, help="to learn from; default: %(default)s")
+    parser.add_argument("--machines", type=int, default=1000, help="machines for training; default: %(default)s")
     parser.add_argument("--epochs", type=int, default=6, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=32, help="global; default: %(default)s")
-    parser.add_argument("--units", type=int, default=24, help="of the GRU; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=32, help="global batch size; default: %(default)s")
+    parser.add_argument("--units", type=int, default=24, help="units of the GRU; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=5e-3, help="default: %(default)s")
     parser.add_argument(
         "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"

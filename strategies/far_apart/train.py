@@ -1,10 +1,10 @@
-"""Train over a slow network: workers meet seldom, and an outer optimizer makes a step of how far they have come.
+"""Train over a slow network: workers meet seldom, and an outer optimizer makes a step from their progress.
 
 tfdist run -n 2 strategies/far_apart/train.py
 tfdist run -n 2 strategies/far_apart/train.py --every auto --fragments 5 --delay 2
 tfdist run -n 2 --synchronization local-sgd:every=8 strategies/far_apart/train.py --from-environment
 
-The handwritten digits, on every machine. The card has what was measured.
+The data are the handwritten digits, which every machine has. The card has the measurements.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=_every, default=10, help="steps between two exchanges, or auto; %(default)s")
+    parser.add_argument("--every", type=_every, default=10, help="steps between exchanges, or auto; %(default)s")
     parser.add_argument("--fragments", type=int, default=2, help="parts, exchanged in turn; default: %(default)s")
     parser.add_argument("--delay", type=int, default=1, help="steps while a part travels; default: %(default)s")
     parser.add_argument("--outer-rate", type=float, default=0.7, help="default: %(default)s")

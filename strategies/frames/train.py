@@ -1,11 +1,11 @@
-"""Recognise what moves in a video: frames of a handwritten digit that passes behind a fence, as a sequence.
+"""Recognise the moving object in a video: frames of a handwritten digit that passes behind a fence, as a sequence.
 
 python strategies/frames/train.py
 tfdist run --strategy multi-worker -n 2 strategies/frames/train.py
 tfdist run --strategy multi-worker -n 2 strategies/frames/train.py --frames 1    # a single frame, to compare
 
-The digits are those of scikit-learn. A video is made when it is read: its way follows from seed, epoch and example, so
-any number of workers trains on the same videos, and each epoch has others.
+The digits are those of scikit-learn. A video is made when it is read. Its path follows from seed, epoch and example, so
+any number of workers trains on the same videos, and each epoch has new ones.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def video(frames: int, share: float) -> Callable[..., dict[str, tf.Tensor]]:
 
 
 def build(frames: int, filters: int) -> keras.Model:
-    """Return a network that sees each frame by the same convolutions, and then their sequence."""
+    """Return a network that applies the same convolutions to each frame, and a GRU to their sequence."""
     layers = keras.layers
     each = keras.Sequential(
         [
@@ -80,11 +80,11 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=8, help="of a video; default: %(default)s")
-    parser.add_argument("--share", type=float, default=0.35, help="of pixels that are seen; default: %(default)s")
-    parser.add_argument("--filters", type=int, default=16, help="of the first convolution; default: %(default)s")
+    parser.add_argument("--frames", type=int, default=8, help="frames of a video; default: %(default)s")
+    parser.add_argument("--share", type=float, default=0.35, help="share of visible pixels; default: %(default)s")
+    parser.add_argument("--filters", type=int, default=16, help="first layer's filters; default: %(default)s")
     parser.add_argument("--epochs", type=int, default=15, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
-"""Hospitals train one model without showing their patients to each other, and digits among clients with unlike labels.
+"""Train one model for hospitals that do not share their patients' data, and digits on clients with different labels.
 
-python strategies/hospitals/train.py                     # both tasks, beside central training and each client alone
+python strategies/hospitals/train.py                     # both tasks, compared with central training and single clients
 tfdist federated simulate strategies/hospitals/train.py  # the rounds of `app`, with curves
 """
 
@@ -16,7 +16,7 @@ SEED = 17
 
 
 def hospitals(count: int = 5, algorithm: FedAvg | None = None) -> App:
-    """Benign or malignant from 30 measurements of a tumour; each hospital sees another mixture of both."""
+    """Benign or malignant from 30 measurements of a tumour; each hospital has a different mixture of both."""
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = preprocessing.scale(x).astype("float32")
     order = np.random.default_rng(SEED).permutation(len(y))
@@ -37,7 +37,7 @@ def hospitals(count: int = 5, algorithm: FedAvg | None = None) -> App:
 
 
 def digits(clients: int = 20, algorithm: FedAvg | None = None) -> App:
-    """Handwritten digits; most clients have a few of the ten, and half of the clients take part in a round."""
+    """Handwritten digits; most clients have only a few of the ten, and half of the clients take part in a round."""
     x, y = datasets.load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
     order = np.random.default_rng(SEED).permutation(len(y))
@@ -64,7 +64,7 @@ app = hospitals()
 
 
 def compare(name: str, found: App, rounds: int) -> None:
-    """Print the accuracy of the federated model beside one that has all data, and beside those of single clients."""
+    """Print the accuracy of the federated model, of one that has all data, and of those of single clients."""
     federated = simulate(found, rounds=rounds, seed=SEED)
     data = [found.data_of(client).nest for client in found.names()]
     x, y = (np.concatenate([part[index] for part in data]) for index in (0, 1))
@@ -77,7 +77,7 @@ def compare(name: str, found: App, rounds: int) -> None:
 
 
 def accuracy(found: App, x: np.ndarray, y: np.ndarray, epochs: int) -> float:
-    """Train with these data alone, as long as the federated model saw its data."""
+    """Train with only these data, for as long as the federated model."""
     model = found.make_model()
     model.fit(x, y, batch_size=found.algorithm.batch_size, epochs=epochs, verbose=0)
     return model.evaluate(*found.test_data, verbose=0, return_dict=True)["accuracy"]

@@ -14,9 +14,9 @@ import tfdist
 from tfdist.optimizers import LARS, Warmup, scale_learning_rate
 from tfdist.testing import digits
 
-TIMES, WARMUP = 32, 0.2  # how much larger the batch is; which part of all steps the warm-up takes
+TIMES, WARMUP = 32, 0.2  # the factor of the batch; the warm-up's part of all steps
 BASE_BATCH = {"digits": 8, "cancer": 4}
-# What `compare.py` found to be best on the validation data, of six rates each, over two seeds.
+# The best of six rates each on the validation data, over two seeds, by `compare.py`.
 RATES = {
     "digits": {"base": 0.032, "sgd": 0.1, "lars": 1.0, "lamb": 0.032},
     "cancer": {"base": 0.001, "sgd": 0.032, "lars": 0.1, "lamb": 0.032},
@@ -53,7 +53,7 @@ def load(data: str) -> tuple[Part, Part, Part]:
     x, y = load_breast_cancer(return_X_y=True)
     order = np.random.default_rng(digits.SEED).permutation(len(y))
     x, y = x[order].astype("float32"), y[order].astype("int32")
-    x = (x - x[200:].mean(axis=0)) / x[200:].std(axis=0)  # 369 to train, 57 to validate, 143 to test
+    x = (x - x[200:].mean(axis=0)) / x[200:].std(axis=0)  # 369 for training, 57 for validation, 143 for tests
     return Part(x=x[200:], y=y[200:]), Part(x=x[143:200], y=y[143:200]), Part(x=x[:143], y=y[:143])
 
 
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--method", choices=list(METHODS), default="lars", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--rate", type=float, help="the highest learning rate; default: what `compare.py` found")
+    parser.add_argument("--rate", type=float, help="highest learning rate; default: the result of `compare.py`")
     options = parser.parse_args()
     *_, accuracy = train(options.data, options.method, epochs=options.epochs, seed=options.seed, rate=options.rate)
     if tfdist.cluster.from_environment().is_chief:

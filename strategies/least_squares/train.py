@@ -1,10 +1,11 @@
-"""Factorise which words stand in which pieces of code: alternating least squares, in blocks over workers.
+"""Factorise a matrix of words and pieces of code by alternating least squares, in blocks over workers.
 
 python strategies/least_squares/train.py
 tfdist run --strategy multi-worker -n 2 strategies/least_squares/train.py
 
-The matrix has a row for each function or class of the installed packages and a column for each word: implicit feedback,
-as who bought what. Each worker solves for its rows, all workers gather the solutions, then the same for the columns.
+The matrix has a row for each function or class of the installed packages and a column for each word. It is implicit
+feedback, like the purchases of customers. Each worker solves for its rows, and all workers gather the solutions. Then
+they do the same for the columns.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import word_counts
 
 import tfdist
 
-Gather = Callable[[np.ndarray], np.ndarray]  # of the rows of all workers
+Gather = Callable[[np.ndarray], np.ndarray]  # gathers the rows of all workers
 
 
 def solve(factors: np.ndarray, columns: np.ndarray, roots: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -47,7 +48,7 @@ def half(factors: np.ndarray, mine: list[word_counts.Batch], regularisation: flo
 
 
 def gathering(strategy: tf.distribute.Strategy, workers: int) -> Gather:
-    """Return a function that joins the rows of all workers, which are dealt out in turns."""
+    """Return a function that joins the rows of all workers, to which rows are assigned in turns."""
 
     def joined(own: tf.Tensor) -> tf.Tensor:
         return tf.distribute.get_replica_context().all_gather(tf.identity(own), axis=0)
@@ -97,15 +98,15 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     packages = ["keras", "numpy", "scipy", "sklearn"]
-    parser.add_argument("--packages", nargs="+", default=packages, help="whose code is read; default: %(default)s")
+    parser.add_argument("--packages", nargs="+", default=packages, help="packages with the code; default: %(default)s")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="default: %(default)s")
     for name, default, told in (
-        ("--least", 20, "pieces in which a word must stand"),
+        ("--least", 20, "pieces of code in which a word must occur"),
         ("--factors", 32, "numbers for a piece, and for a word"),
-        ("--sweeps", 10, "over all rows and columns"),
-        ("--alpha", 2.0, "weight of an entry above that of a missing one, for each time that the word stands there"),
-        ("--regularisation", 1.0, "what is added to the diagonal"),
-        ("--seed", 17, "of the first factors, and of the tenth that is held out"),
+        ("--sweeps", 10, "sweeps over all rows and columns"),
+        ("--alpha", 2.0, "weight of an entry above that of a missing one, for each occurrence of the word"),
+        ("--regularisation", 1.0, "number that is added to the diagonal"),
+        ("--seed", 17, "seed of the first factors, and of the tenth that is held out"),
         ("--output", Path("runs", Path(__file__).parent.name), "folder for the factors"),
     ):
         parser.add_argument(name, type=type(default), default=default, help=f"{told}; default: %(default)s")

@@ -1,11 +1,11 @@
-"""Fine-tune a language model by LoRA: workers reduce the gradients of small matrices beside the kernels, and no others.
+"""Fine-tune a language model by LoRA: workers reduce only the gradients of small matrices beside the kernels.
 
 python strategies/low_rank/train.py
 tfdist run --strategy multi-worker -n 2 strategies/low_rank/train.py
 tfdist run --strategy multi-worker -n 2 strategies/low_rank/train.py --rank 0    # all weights, to compare
 
-A small GPT learns the help texts of Python first, on each worker. Then its kernels stay, and Keras' `enable_lora` adds
-two matrices of a low rank to each; they learn the docstrings of a package.
+A small GPT learns the help texts of Python first, on each worker. Then its kernels are frozen, and Keras' `enable_lora`
+adds two matrices of a low rank to each. These learn the docstrings of a package.
 """
 
 import argparse
@@ -17,11 +17,11 @@ import numpy as np
 import tfdist
 from tfdist.testing.installed_texts import docstrings
 
-SEED, CHARACTERS = 17, 96  # the printable ones, and one for all others
+SEED, CHARACTERS = 17, 96  # the printable characters, and one for all others
 
 
 def windows(text: str, context: int, most: int) -> np.ndarray:
-    """Return rows of numbers of characters, which have one more than the context: what is foretold last."""
+    """Return rows of numbers of characters, which have one more than the context: the last one to predict."""
     codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32) - 31
     codes = np.where((codes < 0) | (codes >= CHARACTERS), 0, codes)
     return codes[: len(codes) // (context + 1) * (context + 1)].reshape(-1, context + 1)[:most]
@@ -40,7 +40,7 @@ def gpt(context: int, blocks: int, width: int, heads: int) -> keras.Model:
 
 
 def adapt(model: keras.Model, rank: int) -> None:
-    """Let the kernels of attentions and between them learn by two matrices of this rank, and nothing else learn."""
+    """Let the kernels of attentions and between them learn by two matrices of this rank; freeze all other weights."""
     for layer in model.layers:
         if isinstance(layer, keras.layers.MultiHeadAttention):
             for part in (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense):
@@ -84,17 +84,17 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--package", default="numpy", help="whose docstrings are learnt; default: %(default)s")
+    parser.add_argument("--package", default="numpy", help="package with the docstrings; default: %(default)s")
     for name, default, told in (
-        ("--rank", 8, "of the matrices; 0 trains all weights"),
-        ("--first-epochs", 2, "over the help texts"),
-        ("--epochs", 2, "over the docstrings"),
+        ("--rank", 8, "rank of the matrices; 0 trains all weights"),
+        ("--first-epochs", 2, "passes over the help texts"),
+        ("--epochs", 2, "passes over the docstrings"),
         ("--batch-size", 64, "rows of text, over all workers"),
-        ("--rows", 4000, "of each text, at most"),
-        ("--context", 64, "characters that are seen"),
-        ("--blocks", 2, "of the model"),
-        ("--width", 96, "of an activation"),
-        ("--heads", 4, "of an attention"),
+        ("--rows", 4000, "most rows of each text"),
+        ("--context", 64, "visible characters"),
+        ("--blocks", 2, "blocks of the model"),
+        ("--width", 96, "width of an activation"),
+        ("--heads", 4, "heads of an attention"),
     ):
         parser.add_argument(name, type=int, default=default, help=f"{told}; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: %(default)s")

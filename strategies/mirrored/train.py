@@ -32,13 +32,13 @@ def main() -> None:
         model = build_model(options.width)
         learning_rate = keras.optimizers.schedules.CosineDecay(4e-3, decay_steps=options.epochs * train.steps_per_epoch)
         optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
-        # under mixed_float16 `compile` puts a dynamic loss scale around the optimizer, which all replicas share
+        # under mixed_float16 `compile` wraps the optimizer in a dynamic loss scale, which all replicas share
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
     clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
-        shuffle=False,  # done already: every epoch has an order of its own
+        shuffle=False,  # `read` has shuffled: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
         callbacks=[clock],
@@ -50,8 +50,8 @@ def main() -> None:
 def build_model(width: int) -> keras.Model:
     """Return a residual network, not compiled, whose statistics are those of the global batch.
 
-    Without `synchronized` each device would normalize its own part of the batch: another model for another number of
-    devices, and with few examples on each a worse one.
+    Without `synchronized` each device would normalize its own part of the batch. The model would then depend on the
+    number of devices, and be worse with few examples on each.
     """
     layers = keras.layers
 
@@ -73,7 +73,7 @@ def build_model(width: int) -> keras.Model:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
     parser.add_argument("--precision", choices=POLICIES, default="mixed_bfloat16", help="default: %(default)s")
     parser.add_argument("--width", type=int, default=32, help="filters of the first block; default: %(default)s")
     parser.add_argument(

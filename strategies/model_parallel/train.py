@@ -1,12 +1,12 @@
-"""Train a wide network whose weights lie in parts on the devices of a mesh.
+"""Train a wide network whose weights are divided over the devices of a mesh.
 
 tfdist run --strategy model-parallel -n 2 --mesh batch=1,model=2 strategies/model_parallel/train.py
 tfdist run --strategy model-parallel -n 4 --mesh batch=2,model=2 strategies/model_parallel/train.py
 tfdist run --strategy model-parallel --replicas-per-worker 4 --mesh batch=2,model=2 strategies/model_parallel/train.py
 
-Each kernel is cut along the axis `model` of the mesh, and so is what the optimizer keeps of it; examples are shared out
-along the axis `batch`. The numbers are those of one device, whatever the mesh. Under another strategy the same script
-trains with whole weights.
+Each kernel and its optimizer slots are cut along the axis `model` of the mesh; examples are divided along the axis
+`batch`. The numbers are those of one device, whatever the mesh. Under another strategy the same script trains with
+whole weights.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
-        shuffle=False,  # done already: every epoch has an order of its own
+        shuffle=False,  # `read` has shuffled: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
         callbacks=[clock],
@@ -54,9 +54,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="default: %(default)s")
-    parser.add_argument("--units", type=int, default=4096, help="of the wide layer; default: %(default)s")
+    parser.add_argument("--units", type=int, default=4096, help="units of the wide layer; default: %(default)s")
     parser.add_argument(
         "--output",
         type=Path,

@@ -1,9 +1,9 @@
-"""Train on several workers that may die, come and go: the result is that of a run without any of it.
+"""Train on several workers that may die, come and go, with the result of an undisturbed run.
 
 tfdist run --strategy multi-worker -n 2 --max-restarts 3 strategies/multi_worker_mirrored/train.py
 tfdist run --strategy multi-worker -n 2 --min-workers 1 --max-workers 3 strategies/multi_worker_mirrored/train.py
 
-On several hosts Slurm, Kubernetes or MPI start `python train.py --output FOLDER` on each; all of them see FOLDER.
+On several hosts, Slurm, Kubernetes or MPI starts `python train.py --output FOLDER` on each; all must see FOLDER.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     backup = BackupAndRestore(options.output / "backup", save_freq=options.save_freq)  # also in memory, every few steps
     history = model.fit(
         train,
-        shuffle=False,  # done already: every epoch has an order of its own
+        shuffle=False,  # `read` has shuffled: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
         callbacks=[clock, backup],
@@ -47,7 +47,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
     parser.add_argument("--save-freq", type=int, default=50, help="steps between backups on disk; default: %(default)s")
     parser.add_argument(
         "--output",

@@ -4,8 +4,8 @@ python strategies/packed_language/train.py
 tfdist run --strategy pipeline -n 2 strategies/packed_language/train.py
 tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 strategies/packed_language/train.py
 
-The texts are docstrings of installed packages, a character a token. They are packed into rows of one length, so nothing
-is padded; a character attends to its own text alone, and none is asked to foretell the next text.
+The texts are docstrings of installed packages, and each character is a token. They are packed into rows of one length,
+without padding. A character attends only to its own text, and the last one does not predict the next text.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.testing.installed_texts import docstrings
 
-SEED, CHARACTERS = 17, 96  # the printable ones, and one for all others
+SEED, CHARACTERS = 17, 96  # the printable characters, and one for all others
 
 
 def texts(packages: list[str]) -> Iterator[np.ndarray]:
@@ -30,7 +30,7 @@ def texts(packages: list[str]) -> Iterator[np.ndarray]:
 
 
 def rows(folder: Path, context: int, batch: int, *, order: str = "full") -> tfdist.data.Reading:
-    """Read packed rows, which have a character more than the context: what is foretold last."""
+    """Read packed rows, which have one character more than the context: the last one to predict."""
 
     def foretold(row: dict[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
         document = row["document"]
@@ -43,7 +43,7 @@ def rows(folder: Path, context: int, batch: int, *, order: str = "full") -> tfdi
 
 
 def gpt(context: int, blocks: int, width: int, heads: int) -> keras.Model:
-    """Return a model whose places are sines and cosines, of any text's length."""
+    """Return a model that encodes places by sines and cosines, for texts of any length."""
     layers, ops = keras.layers, keras.ops
     given = {name: keras.Input((context,), dtype="int32", name=name) for name in ("tokens", "document", "position")}
     rates = np.float32(1 / 10_000 ** (np.arange(0, width, 2) / width))
@@ -63,7 +63,7 @@ def main() -> None:
     strategy = tfdist.strategies.from_environment()
     keras.utils.set_random_seed(SEED)
     found = list(texts(options.packages))[: options.texts]
-    folder = options.output / f"texts-{len(found)}-{sum(map(len, found))}"  # others if packages are
+    folder = options.output / f"texts-{len(found)}-{sum(map(len, found))}"  # differs with other packages
     order = np.random.default_rng(SEED).permutation(len(found))
     parts = {"test": order[: len(found) // 10], "train": order[len(found) // 10 :]}
     for part, numbers in parts.items():
@@ -74,7 +74,7 @@ def main() -> None:
         model = gpt(options.context, options.blocks, options.width, options.heads)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         optimizer = keras.optimizers.Adam(options.learning_rate, global_clipnorm=1.0)
-        of_each = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="nats")  # by weight, not by row
+        of_each = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="nats")  # weighted, not per row
         model.compile(optimizer, loss, weighted_metrics=["accuracy", of_each])
     history = model.fit(train, shuffle=False, epochs=options.epochs, verbose=2).history
     tested = model.evaluate(test, verbose=0, return_dict=True)
@@ -90,14 +90,14 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     defaults = ["keras", "numpy"]
-    parser.add_argument("--packages", nargs="+", default=defaults, help="whose docstrings; default: %(default)s")
-    parser.add_argument("--texts", type=int, default=600, help="the first ones; default: %(default)s")
+    parser.add_argument("--packages", nargs="+", default=defaults, help="packages with the texts; default: %(default)s")
+    parser.add_argument("--texts", type=int, default=600, help="number of texts; default: %(default)s")
     parser.add_argument("--epochs", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="rows, global; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="rows of a global batch; default: %(default)s")
     parser.add_argument("--context", type=int, default=128, help="characters of a row; default: %(default)s")
     parser.add_argument("--blocks", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--width", type=int, default=64, help="of an activation; default: %(default)s")
-    parser.add_argument("--heads", type=int, default=4, help="of an attention; default: %(default)s")
+    parser.add_argument("--width", type=int, default=64, help="width of an activation; default: %(default)s")
+    parser.add_argument("--heads", type=int, default=4, help="heads of an attention; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: %(default)s")
     parser.add_argument(
         "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"

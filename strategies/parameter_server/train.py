@@ -1,10 +1,10 @@
-"""Train a recommender whose embeddings lie in parts on parameter servers, on a log of what users took.
+"""Train a recommender, whose embeddings are divided over parameter servers, on a log of users' choices.
 
 python strategies/parameter_server/train.py
 tfdist run --strategy parameter-server -n 2 --parameter-servers 2 strategies/parameter_server/train.py
 
-The first starts workers and servers by itself. A score is the inner product of a user's and an item's vector, plus what
-the item is worth to everybody; it is trained by a softmax over the item that was taken and some that were drawn.
+The first command starts workers and servers by itself. A score is the inner product of a user's and an item's vector,
+plus the item's general popularity. It is trained by a softmax over the chosen item and some random ones.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def build(users: int, items: int, dim: int) -> keras.Model:
-    """Return a model of plain Keras layers, from a user, items, and what to take off their scores, to scores."""
+    """Return a model of plain Keras layers from a user, items, and corrections of their scores to scores."""
     layers = keras.layers
     user = keras.Input((), dtype="int32", name="user")
     candidates = keras.Input((None,), dtype="int32", name="items")
@@ -91,19 +91,19 @@ def parse() -> argparse.Namespace:
 
     add("--users", 5000, "users in the log")
     add("--items", 5000, "items in the log")
-    add("--per-user", 40.0, "interactions per user, in the mean", float)
+    add("--per-user", 40.0, "mean number of interactions per user", float)
     add("--dim", 16, "numbers in the vector of a user or an item")
-    add("--negatives", 20, "items that are drawn beside each one that was taken")
+    add("--negatives", 20, "random items beside each chosen one")
     add("--epochs", 5, "passes over the log")
     add("--batch-size", 1024, "interactions per update; asynchronously each worker computes whole batches")
-    add("--learning-rate", 0.1, "of Adagrad", float)
-    add("--k", 20, "length of the list of recommendations that is judged")
-    add("--seed", 17, "of the log, the first weights and the draws; asynchronous arithmetic differs in every run")
+    add("--learning-rate", 0.1, "rate of Adagrad", float)
+    add("--k", 20, "length of the evaluated list of recommendations")
+    add("--seed", 17, "seed of the log, the first weights and the draws; asynchronous arithmetic differs in every run")
     add("--max-staleness", staleness, "0: workers share each batch; N: bounded; none: asynchronous", bound)
     add("--shards", 2, "parts of a table, spread over the servers; one of less than 32 KiB stays whole")
-    add("--workers", 2, "how many to start, where tfdist run has not")
-    add("--servers", 2, "likewise, parameter servers")
-    parser.add_argument("--save", type=Path, metavar="FILE.keras", help="keep the model, for plain Keras to load")
+    add("--workers", 2, "workers to start, if tfdist run has not")
+    add("--servers", 2, "parameter servers to start, likewise")
+    parser.add_argument("--save", type=Path, metavar="FILE.keras", help="save the model, for plain Keras to load")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw learning curves and staleness")
     return parser.parse_args()
 

@@ -1,12 +1,12 @@
-"""Train a small GPT whose blocks lie on the stages of a pipeline.
+"""Train a small GPT whose blocks are on the stages of a pipeline.
 
 python strategies/pipeline/train.py
 tfdist run --strategy pipeline -n 2 strategies/pipeline/train.py
 TFDIST_SCHEDULE=gpipe tfdist run --strategy pipeline -n 2 strategies/pipeline/train.py
 tfdist run --strategy pipeline -n 4 --mesh data=2,pipeline=2 strategies/pipeline/train.py
 
-It is plain Keras, and learns the digits of sums such as 27+58=85 from their characters. Each stage holds its layers and
-what the optimizer keeps of them; a batch goes through the stages in micro-batches (TFDIST_MICROBATCHES, 8). The numbers
+The GPT is plain Keras, and learns the digits of sums such as 27+58=85 from their characters. Each stage holds its
+layers and their optimizer slots. A batch goes through the stages in micro-batches (TFDIST_MICROBATCHES, 8). The numbers
 are those of one device, whatever the number of stages and the schedule.
 """
 
@@ -25,9 +25,9 @@ SYMBOLS = "0123456789+="
 
 
 def sums(most: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return all sums of two numbers up to `most` as rows of symbols, in a fixed random order; a tenth is for testing.
+    """Return all sums of two numbers up to `most` as rows of symbols, in a fixed random order; a tenth is for tests.
 
-    The result stands backwards, as one adds up on paper.
+    The digits of the result are reversed, in the order of addition on paper.
     """
     width = len(str(2 * most))
     places = len(str(most))
@@ -66,7 +66,7 @@ def main() -> None:
     strategy = tfdist.strategies.from_environment()
     keras.utils.set_random_seed(SEED)
     train, test = sums(options.most)
-    asked = train.shape[1] // 2 + 1  # what stands before the equals sign is not to be learned
+    asked = train.shape[1] // 2 + 1  # the part before the equals sign is not to be learned
     weights = np.arange(train.shape[1] - 1) >= asked
     with strategy.scope():
         model = gpt(train.shape[1] - 1, options.blocks, options.width, options.heads)
@@ -92,11 +92,11 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=6, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global; default: %(default)s")
-    parser.add_argument("--most", type=int, default=99, help="the largest number to add; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
+    parser.add_argument("--most", type=int, default=99, help="largest number to add; default: %(default)s")
     parser.add_argument("--blocks", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--width", type=int, default=64, help="of an activation; default: %(default)s")
-    parser.add_argument("--heads", type=int, default=4, help="of an attention; default: %(default)s")
+    parser.add_argument("--width", type=int, default=64, help="width of an activation; default: %(default)s")
+    parser.add_argument("--heads", type=int, default=4, help="heads of an attention; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: %(default)s")
     parser.add_argument(
         "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"

@@ -1,7 +1,7 @@
-"""Many small clients train a model that tells little of any one of them, and a fifth of them may lie.
+"""Train a model for many small clients that reveals little about any of them, though a fifth of them may lie.
 
-python strategies/private_clients/train.py                     # two tasks: budgets and liars, beside central training
-tfdist federated simulate strategies/private_clients/train.py  # the rounds of `app`; each line says what was spent
+python strategies/private_clients/train.py                     # two tasks: budgets and liars, and central training
+tfdist federated simulate strategies/private_clients/train.py  # the rounds of `app`; each line has the spent epsilon
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Task:
     x: np.ndarray
     y: np.ndarray
     clients: int
-    fraction: float  # of the clients, in a round
+    fraction: float  # part of the clients in a round
     clip: float
 
     @property
@@ -76,7 +76,7 @@ def accuracy(found: App, rounds: int, liars: Liars | None = None) -> float:
 
 
 def central(found: App) -> float:
-    """Train with all data in one place, until the loss falls no more."""
+    """Train with all data in one place, until the loss no longer falls."""
     data = [found.data_of(client).nest for client in found.names()]
     model = found.make_model()
     done = keras.callbacks.EarlyStopping("loss", min_delta=1e-3, patience=3)
@@ -85,7 +85,7 @@ def central(found: App) -> float:
 
 
 def compare(task: Task, rounds: int, budgets: list[float]) -> None:
-    """Print the accuracy with budgets, liars and a rule beside that of a model that has all data."""
+    """Print the accuracy with budgets, liars and a rule, and that of a model that has all data."""
     plain = application(task)
     found = {"federated": plain, "with the median": replace(plain, aggregator=Median(liars=task.taking_part // 3))}
     found |= {f"with epsilon {epsilon:g}": application(task, epsilon) for epsilon in budgets}
@@ -98,7 +98,7 @@ def compare(task: Task, rounds: int, budgets: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="default: %(default)s")
-    parser.add_argument("--epsilon", type=float, nargs="*", default=[8, 3], help="default: 8 3")
+    parser.add_argument("--epsilon", type=float, nargs="*", default=[8, 3], help="budgets; default: 8 3")
     options = parser.parse_args()
     for task in (tumours(), digits()):
         compare(task, options.rounds, options.epsilon)

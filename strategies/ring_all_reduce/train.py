@@ -1,12 +1,12 @@
-"""Train where the network limits a step: fewer bytes for each example, by one or several of three ways.
+"""Train over a network that limits steps, with fewer bytes for each example in up to three ways.
 
 tfdist run --strategy ring -n 2 strategies/ring_all_reduce/train.py --wire-dtype bfloat16
 tfdist run --strategy ring -n 2 strategies/ring_all_reduce/train.py --accumulate-steps 4
 tfdist run --strategy ring -n 2 strategies/ring_all_reduce/train.py --batch-size 512 --reduction adasum
 
-A wire dtype of 16 bits halves the bytes of a reduction. With k accumulated steps there is a reduction for k batches.
-Adasum is for batches so large that their mean gradient takes too few steps: it adds what is orthogonal in the workers'
-gradients. The card has what each of them reached here.
+A wire dtype of 16 bits halves the bytes of a reduction. With k accumulated steps there is one reduction for k batches.
+Adasum is for batches so large that their mean gradient takes too few steps: it adds the orthogonal parts of the
+workers' gradients. The card has the results of each.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
     clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
-        shuffle=False,  # done already: every epoch has an order of its own
+        shuffle=False,  # `read` has shuffled: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
         callbacks=[clock],
@@ -54,18 +54,18 @@ def main() -> None:
 
     if tfdist.cluster.from_environment().is_chief:
         members, width = strategy.num_replicas_in_sync, 2 if options.wire_dtype else 4
-        sent = 2 * (members - 1) / members * width * model.count_params()  # the gradients, not metrics and agreement
+        sent = 2 * (members - 1) / members * width * model.count_params()  # of gradients, without metrics and agreement
         print(f"sent by a worker     {sent * summary.steps / 1e6:,.1f} MB in {summary.steps:,} updates", flush=True)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="the highest; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="highest rate; default: %(default)s")
     parser.add_argument("--accumulate-steps", type=int, default=1, metavar="K", help="batches in an update; default: 1")
     parser.add_argument(
-        "--wire-dtype", choices=("float16", "bfloat16"), help="of gradients on their way; default: float32"
+        "--wire-dtype", choices=("float16", "bfloat16"), help="dtype of gradients on the wire; default: float32"
     )
     parser.add_argument("--reduction", choices=("mean", "adasum"), default="mean", help="default: %(default)s")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Search the digits classifier's hyper-parameters over all cores, or train its defaults.
 
 python strategies/search/train.py                                                     # the defaults
-tfdist search --metric val_accuracy --trials 40 strategies/search/train.py            # ASHA, as the script declares
+tfdist search --metric val_accuracy --trials 40 strategies/search/train.py            # ASHA, in the declared space
 tfdist search --metric val_accuracy --scheduler population --trials 8 --min-epochs 3 strategies/search/train.py
 """
 
@@ -10,7 +10,7 @@ import keras
 import tfdist
 from tfdist.testing import digits
 
-EPOCHS = 27  # of a trial that is never stopped: the default of tfdist search --epochs
+EPOCHS = 27  # epochs of a trial that is never stopped: the default of tfdist search --epochs
 
 
 def build(hp: tfdist.search.HyperParameters) -> keras.Model:
@@ -49,7 +49,7 @@ def main() -> None:
         callbacks=tfdist.search.callbacks(),
         verbose=2,
     )
-    # of a trial that has trained all epochs: the others end in fit
+    # only for a trial that has trained all epochs: the others end in fit
     accuracy = model.evaluate(data.test_images, data.test_labels, verbose=0)[1]
     print(f"test accuracy {accuracy:.4f}")
 

@@ -1,10 +1,10 @@
-"""Train a wide network whose optimizer's slots are more bytes than its weights; each worker holds its part of them.
+"""Train a wide network whose optimizer slots are larger than its weights; each worker holds its part of the slots.
 
 tfdist run --strategy sharded-data-parallel -n 2 strategies/sharded_data_parallel/train.py
 TFDIST_SHARDING_STAGE=2 tfdist run --strategy sharded-data-parallel -n 2 strategies/sharded_data_parallel/train.py
 
-With --accumulate-steps K an update is made of K batches; stage 2 keeps a part of what they add up to. Under any other
-strategy, and without one, the same script trains to the same weights, with whole slots.
+With --accumulate-steps K an update is made from K batches; under stage 2 a worker keeps only its part of their sum.
+Under any other strategy, and without one, the same script trains to the same weights, with whole slots.
 """
 
 import argparse
@@ -38,10 +38,10 @@ def main() -> None:
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
     clock = recipe_report.EpochClock(len(train.examples))
-    backup = BackupAndRestore(options.output / "backup", save_freq=200)  # the part of each worker, and what all have
+    backup = BackupAndRestore(options.output / "backup", save_freq=200)  # each worker's part, and the shared state
     history = model.fit(
         train,
-        shuffle=False,  # done already: every epoch has an order of its own
+        shuffle=False,  # `read` has shuffled: every epoch has an order of its own
         epochs=options.epochs,
         validation_data=validation,
         callbacks=[clock, backup],
@@ -78,7 +78,7 @@ def megabytes(variables: list[keras.Variable]) -> float:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="global batch size; default: %(default)s")
     parser.add_argument("--width", type=int, default=1024, help="units of each layer; default: %(default)s")
     parser.add_argument("--accumulate-steps", type=int, default=1, help="batches in an update; default: %(default)s")
     parser.add_argument(

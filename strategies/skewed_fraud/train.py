@@ -1,11 +1,11 @@
-"""Find rare cases in a skewed table: balanced batches to learn from, and probabilities for the world as it is.
+"""Find rare cases in a skewed table, with balanced batches for training and correct probabilities.
 
 python strategies/skewed_fraud/train.py
 tfdist run --strategy multi-worker -n 2 strategies/skewed_fraud/train.py
-tfdist run --strategy multi-worker -n 2 strategies/skewed_fraud/train.py --order full    # batches as they come
+tfdist run --strategy multi-worker -n 2 strategies/skewed_fraud/train.py --order full    # batches without balancing
 
-The table is scikit-learn's of breast cancer with most malignant cases left out of training, so that one of twenty is
-left: as rare as a generous bank's fraud. Those left out test, each with the weight that it has in the world.
+The table is scikit-learn's of breast cancer. Most malignant cases are left out of training, so that one row in twenty
+is a case. The rows that are left out are for the test, each with the weight that it has in the world.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from sklearn import datasets, metrics
 
 import tfdist
 
-SEED, SHARE = 17, 0.05  # of cases, in training and in the world
+SEED, SHARE = 17, 0.05  # the share of cases, in training and in the world
 
 
 def table() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return columns of unit scale with the label 1 for a case, to train and to test; test rows have weights."""
+    """Return columns of unit scale with the label 1 for a case, for training and tests; test rows have weights."""
     bunch = datasets.load_breast_cancer()
     order = np.random.default_rng(SEED).permutation(len(bunch.target))
     x, y = bunch.data[order], 1 - bunch.target[order]
@@ -72,8 +72,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--order", choices=["balanced", "full"], default="balanced", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=32, help="global; default: %(default)s")
-    parser.add_argument("--units", type=int, default=32, help="of the hidden layer; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=32, help="global batch size; default: %(default)s")
+    parser.add_argument("--units", type=int, default=32, help="units of the hidden layer; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")
     parser.add_argument(
         "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"

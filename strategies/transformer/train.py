@@ -6,9 +6,9 @@ tfdist run --strategy model-parallel -n 4 --mesh batch=2,model=2 strategies/tran
 tfdist run --strategy sharded-data-parallel -n 2 strategies/transformer/train.py
 TFDIST_SHARDING_STAGE=3 tfdist run --strategy sharded-data-parallel -n 2 strategies/transformer/train.py
 
-It is plain Keras. Under `model-parallel` each process attends with its own heads and has its own columns and rows of
-the layers between; under `sharded-data-parallel` it updates its own part of the weights,
-and holds no other one under stage 3.
+The model is plain Keras. Under `model-parallel` each process has its own attention heads, and its own columns and rows
+of the layers between. Under `sharded-data-parallel` it updates its own part of the weights; under stage 3 it holds only
+that part.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 import tfdist
 
 SEED = 17
-CHARACTERS = 96  # the printable ones, and one for all others
+CHARACTERS = 96  # the printable characters, and one for all others
 
 
 def windows(context: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return rows of characters of Python's help texts, as numbers: for training, and the last tenth for testing.
+    """Return rows of characters of Python's help texts, as numbers: for training, and the last tenth for tests.
 
-    A row has a character more than the context: what is predicted last.
+    A row has one character more than the context: the last one to predict.
     """
     text = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32) - 31
@@ -85,11 +85,11 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=32, help="rows of text, over all; default: %(default)s")
-    parser.add_argument("--context", type=int, default=64, help="characters that are seen; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows of a global batch; default: %(default)s")
+    parser.add_argument("--context", type=int, default=64, help="visible characters; default: %(default)s")
     parser.add_argument("--blocks", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--width", type=int, default=128, help="of an activation; default: %(default)s")
-    parser.add_argument("--heads", type=int, default=4, help="of an attention; default: %(default)s")
+    parser.add_argument("--width", type=int, default=128, help="width of an activation; default: %(default)s")
+    parser.add_argument("--heads", type=int, default=4, help="heads of an attention; default: %(default)s")
     parser.add_argument("--dropout", type=float, default=0.1, help="default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="default: %(default)s")
     parser.add_argument(

@@ -1,11 +1,12 @@
-"""Find a function by what it does: one tower for the words of a description, one for the parts of a name.
+"""Find a function by its description: one tower for the words of a description, one for the parts of a name.
 
 python strategies/two_towers/train.py
 tfdist run --strategy parameter-server -n 2 --parameter-servers 2 strategies/two_towers/train.py
 tfdist run --strategy model-parallel -n 2 --mesh batch=1,model=2 strategies/two_towers/train.py
 
-The pairs are the functions of installed packages that have a docstring. Tables lie on parameter servers, or in parts on
-the devices of a mesh, or whole on each worker. Each example is trained against names that are drawn anew in each epoch.
+The pairs are from the functions of installed packages that have a docstring. Tables are on parameter servers, or
+divided over the devices of a mesh, or whole on each worker. Each example is trained against names that are drawn anew
+in each epoch.
 """
 
 import argparse
@@ -19,14 +20,14 @@ from described_functions import PARTS, SEED, WORDS, by_overlap, functions, numbe
 import tfdist
 
 CANDIDATES = 100
-LAYOUTS = {".*table.*embeddings": ("model", None)}  # rows of a table in parts; what is not named is whole
+LAYOUTS = {".*table.*embeddings": ("model", None)}  # rows of a table are in parts; unnamed weights are whole
 
 
 def build(size: int, dim: int) -> keras.Model:
-    """Return a model from a description and candidates for its name, the first one right, to their scores.
+    """Return a model from a description and candidates for its name, of which the first is right, to their scores.
 
-    A tower adds the mean of the words' rows of a table that both have to what it makes of those of its own table: it
-    begins with the words that both sides have in common, and learns the others.
+    A tower adds two terms: the mean of the words' rows in a table that both towers share, and a layer over the mean in
+    its own table. So training starts from the words that both sides have in common, and learns the others.
     """
     layers, ops = keras.layers, keras.ops
     both = layers.Embedding(size, dim, keras.initializers.RandomNormal(stddev=dim**-0.5), name="both_table")
@@ -56,7 +57,7 @@ def main() -> None:
     texts, names = ([pair[side] for pair in pairs] for side in (0, 1))
     numbers = vocabulary(texts[:cut] + names[:cut])
     description, name = numbered(texts, numbers, WORDS), numbered(names, numbers, PARTS)
-    folder = options.output / f"data-{zlib.crc32(description):08x}"  # others if packages are
+    folder = options.output / f"data-{zlib.crc32(description):08x}"  # differs with other packages
 
     def batches(part: str, rows: slice, negatives: int, size: int) -> tfdist.data.Reading:
         table = tf.constant(name[rows])
@@ -92,12 +93,12 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     defaults = ["keras", "numpy", "scipy", "sklearn"]
-    parser.add_argument("--packages", nargs="+", default=defaults, help="whose code is read; default: %(default)s")
+    parser.add_argument("--packages", nargs="+", default=defaults, help="packages with the code; default: %(default)s")
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=128, help="global; default: %(default)s")
-    parser.add_argument("--negatives", type=int, default=30, help="names that are drawn; default: %(default)s")
-    parser.add_argument("--dim", type=int, default=64, help="of vectors; default: %(default)s")
-    parser.add_argument("--learning-rate", type=float, default=0.03, help="of Adagrad; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=128, help="global batch size; default: %(default)s")
+    parser.add_argument("--negatives", type=int, default=30, help="random wrong names; default: %(default)s")
+    parser.add_argument("--dim", type=int, default=64, help="size of vectors; default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=0.03, help="rate of Adagrad; default: %(default)s")
     parser.add_argument(
         "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
     )

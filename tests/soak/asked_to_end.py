@@ -1,8 +1,8 @@
-"""SIGTERM at a hundred moments of training, all before its last step: each time it saves, and no step is repeated.
+"""Send SIGTERM at a hundred moments of training, all before its last step: each time it saves and repeats no step.
 
-One process ends with 143, and the next goes on to the bits of an undisturbed run. With `--job` the signal goes to one
-of two workers under `tfdist run --min-workers 1`: both stop before the same step and save, and the other goes on alone,
-until there are two again, and the next signal. Each example must have been trained on once in each epoch.
+One process ends with 143, and the next resumes, to the bits of an undisturbed run. With `--job` the signal goes to one
+of two workers under `tfdist run --min-workers 1`. Both stop before the same step and save, and the other continues
+alone until there are two again. Then the next signal follows. Each example must be trained on once in each epoch.
 
     python tests/soak/asked_to_end.py --times 100
     python tests/soak/asked_to_end.py --times 100 --job ring

@@ -1,9 +1,9 @@
-"""Train for an hour in which nothing is wrong, and report every alert, and what else had the processors then.
+"""Train for an hour without a fault, and report every alert, and the load on the processors at that time.
 
 Two workers reduce over the native engine. A step works for ten milliseconds and sleeps for ninety, so that it leaves
-most of a machine to others; `--busy` leaves out the sleep. Run as root it has the highest priority. Of each alert about
-a slow worker the threads of both workers tell how long they were ready and had no processor (Linux counts that): if
-that differs by half of what the worker was slower by, something else had taken it and the alert is true.
+most of a machine to others; `--busy` leaves out the sleep. As root it runs with the highest priority. For each alert
+about a slow worker, Linux counts the time for which the threads of both workers were ready without a processor. If the
+two times differ by half of the worker's delay, another program had taken the processor, and the alert is true.
 
     python -m tests.soak.calm --minutes 60
     python -m tests.soak.calm --minutes 10 --busy

@@ -2,9 +2,9 @@
 
     .venv/bin/python -m tests.soak.collectives_killed [--times 500]
 
-Each time two to eight processes run collective operations without end, in shared memory or, every second time, on two
-hosts that are pretended, until one is killed (three times of four) or stopped. All others have to get an error that
-names it, and none may wait.
+Each time, two to eight processes run collective operations without end, in shared memory or, every second time, on two
+simulated hosts. Then one is killed (three times of four) or stopped. All others have to get an error that names it, and
+none may continue to wait.
 """
 
 import argparse

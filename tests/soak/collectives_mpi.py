@@ -1,9 +1,9 @@
-"""Go through the battery of collectives by Horovod over MPI: all operations and shapes, NaNs in minima and maxima too.
+"""Run the battery of collectives by Horovod over MPI: all operations and shapes, including NaNs in minima and maxima.
 
     python -m tests.soak.collectives_mpi [--members 2 3] [--mpirun PROGRAM]
 
-It needs a Horovod of `tfdist build horovod --mpi`. The members are started by mpirun. Each compares what it gets with
-what every member has to get, to the bit: alone, in one function, and in groups that overlap.
+It needs a Horovod of `tfdist build horovod --mpi`. mpirun starts the members. Each compares its results with the
+required ones, to the bit: for single operations, in one function, and in groups that overlap.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A real Kubernetes on this machine's loopback: etcd, an API server, the controllers and the scheduler.
 
-Who asks it is known by a token. Rights are as RBAC gives them.
+Clients are identified by a token, and their rights are those of RBAC.
 """
 
 import base64

@@ -2,8 +2,8 @@
 
 python -m tests.soak.first_trials --before /path/to/an/older/checkout --rounds 5
 
-A process for each checkout has imported TensorFlow; each case runs in a fork of it, under two replicas of one process.
-For this checkout each case runs with an empty cache first, and then with the cache that it has filled.
+For each checkout a process has imported TensorFlow, and each case runs in a fork of it, under two replicas of one
+process. For this checkout each case runs first with an empty cache, and then with the filled one.
 """
 
 import argparse

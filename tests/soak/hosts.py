@@ -1,9 +1,9 @@
-"""Run jobs on machines by a real sshd on each, and look that what comes of them is what comes of a job on one.
+"""Run jobs on machines by a real sshd on each, and check that their results are those of a job on one machine.
 
     python tests/soak/hosts.py [--sshd PATH]
 
-The machines are namespaces (`machines.py`), so it needs root, iproute2, OpenSSH's client and its server, which Debian
-has in the package openssh-server; where that is not installed, PATH is the program out of the package.
+The machines are namespaces (`machines.py`), so it needs root, iproute2, and OpenSSH's client and server. Debian has the
+server in the package openssh-server; if that is not installed, PATH is the program from the package.
 """
 
 import argparse

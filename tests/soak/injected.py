@@ -1,6 +1,6 @@
 """The workers of `injections.py`: a training whose passes use the processor for a set time, one of them longer.
 
-A pass multiplies matrices until its thread has had the processor for so many seconds. Python's lock is free meanwhile,
+A pass multiplies matrices until its thread has used the processor for the given time. Python's lock is free meanwhile,
 so a process that takes the processor away makes the pass longer, as in a real training.
 """
 

@@ -1,19 +1,20 @@
-"""The rate of verdicts that name the right worker and the right cause; injections are in random order.
+"""The rate of verdicts that name the right worker and the right cause, with injections in random order.
 
-In each case something takes longer, by a share of a step: on one of two workers its input, its forward pass, its
-backward pass, its update, garbage collection, or a process that takes its processor away; of its link the delay
-or the bandwidth; or nothing. The verdict sees what the workers have recorded, and nothing else. Of a link that is slow
-between two workers nobody can tell whose it is: right is "communication", of no worker. Each strategy has two pairs of
-workers, each worker with a processor of its own: on this host, and in network namespaces (which need root). Workers of
-parameter servers run no script: there a pass works longer by a variable that each worker has for itself, and the update
-by one of the server's. They exchange with the server alone, so right is "communication" of the worker whose link it is;
-input, garbage and update are the chief's, and of no worker. A worker's processor is taken away where chief
-and server have others: what takes it away from them too makes every worker wait. Run
-as root it has the highest priority, so that other programs take little from it.
+In each case one part takes longer, by a share of a step, or nothing does. The part is the input, the forward pass, the
+backward pass, the update or garbage collection of one of two workers. It can also be a process that takes a worker's
+processor away, or the delay or the bandwidth of its link. The verdict sees only the workers' records. If the link
+between two workers is slow, nobody can tell whose link it is, so the right verdict is "communication" of no worker.
+Each strategy has two pairs of workers, each worker with a processor of its own: on this host, and in network namespaces
+(which need root). As root it runs with the highest priority, so that other programs take little from it.
+
+Workers of parameter servers run no script. There a pass works longer by a variable that each worker has for itself, and
+the update by one of the server's variables. They exchange only with the server, so the right verdict is "communication"
+of the worker whose link is slow. Input, garbage and update belong to the chief, so the verdict names no worker. A
+worker's processor is taken away only where chief and server have other processors; otherwise every worker would wait.
 
     python -m tests.soak.injections
     python -m tests.soak.injections --strategies ring --shares 0.25 --rounds 3 --keep cases.npz
-    python -m tests.soak.injections --judge cases.npz       # what was recorded, by the verdict of today
+    python -m tests.soak.injections --judge cases.npz       # the records, judged by the current verdict
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Kill a process with SIGKILL inside a save, many times, and look each time what can be read.
+"""Kill a process with SIGKILL inside a save, many times, and check each time which checkpoint can be read.
 
-A process saves one state after the other in the background, as training does; every number of a state is its step. At
-a random moment of a save it is killed. Then the newest checkpoint must be sound, and be that of the save which was
-killed or of the one before, with every number its own. A new process goes on in the same directory.
+A process saves one state after the other in the background, as training does; every number of a state is its step. At a
+random moment of a save it is killed. Then the newest checkpoint must be intact, and be that of the killed save or of
+the previous one, with the right numbers. A new process continues in the same directory.
 
     python tests/soak/kill_inside_save.py --kills 500 --megabytes 33
 """

@@ -1,9 +1,9 @@
-"""Nodes of a real Kubernetes whose pods are processes: what a kubelet does, as its documentation says it.
+"""Nodes of a real Kubernetes whose pods are processes, with the documented work of a kubelet.
 
-It registers nodes and keeps their leases, starts what the scheduler has bound to them, tells how pods fare, ends those
-that are deleted after their grace period, and serves their logs to the API server. What a headless service's endpoints
-say, names in the pods' network mean, as with a cluster's DNS. There are no images: what has `python` for its command
-runs this interpreter.
+It registers nodes and renews their leases, starts the pods that the scheduler has bound to them, and reports their
+status. It ends deleted pods after their grace period, and serves logs to the API server. In the pods' network, names
+resolve by the endpoints of headless services, as with a cluster's DNS. There are no images: a pod with the command
+`python` runs this interpreter.
 """
 
 import base64

@@ -1,12 +1,12 @@
-"""Submit jobs to a real Kubernetes, and look that what comes of them is what comes of a job on one host.
+"""Submit jobs to a real Kubernetes, and check that their results are those of a job on one host.
 
     python -m tests.soak.kubernetes BINARIES [--etcd PATH] [--definitions FILE ...] [trial ...]
 
 BINARIES is a folder with kube-apiserver, kube-controller-manager and kube-scheduler, which run here on the loopback
-interface with etcd; PATH is that program. The nodes are made up and their pods are processes (`kubelet.py`), so it
-needs root, iproute2 and openssl. FILEs have the definitions (CRDs) of JobSet and of Kubeflow's Trainer, whose
-controllers are not needed: what is made of theirs is only created. Jobs are submitted by a service account that has the
-rights of docker/kubernetes/role.yaml and no others.
+interface with etcd; PATH is that program. The nodes are simulated and their pods are processes (`kubelet.py`), so it
+needs root, iproute2 and openssl. FILEs have the definitions (CRDs) of JobSet and of Kubeflow's Trainer. Their
+controllers are not needed, because their objects are only created. Jobs are submitted by a service account that has
+only the rights of docker/kubernetes/role.yaml.
 """
 
 import argparse

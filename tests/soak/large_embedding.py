@@ -1,10 +1,10 @@
-"""A table of 4 GB over four processes: the memory of each at its peak, when the table is made and when it is trained.
+"""A table of 4 GB over four processes: the peak memory of each when the table is made and when it is trained.
 
     python -m tests.soak.large_embedding [--gigabytes 4] [--processes 4]
 
-The table has a row for each word, and each process its part of the rows, of the first process's seed. Memory is what is
-resident and not shared, less what there was before the table was made, when a table of a few words had been trained.
-A process that held the whole for a moment would show it.
+The table has a row for each word. Each process makes its part of the rows, by the first process's seed. Memory is
+resident and unshared, minus the memory before the table was made, after a table of a few words was trained. A process
+that held the whole table for a moment would show it.
 """
 
 import argparse

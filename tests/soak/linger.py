@@ -1,7 +1,8 @@
-"""Ten seconds wherever a script can have code of its own, with every strategy: nobody may be blamed. And true hangs,
-which have to be found in their time.
+"""Linger for ten seconds wherever a script can have code of its own, under every strategy: no worker may be blamed.
 
-    python tests/soak/linger.py --seconds 10               # about 20 minutes for each strategy and who lingers
+True hangs have to be found in time.
+
+    python tests/soak/linger.py --seconds 10               # about 20 minutes for each strategy and lingering role
     python tests/soak/linger.py --hangs                    # about 10 minutes
 """
 

@@ -1,7 +1,7 @@
-"""Machines made of namespaces, for trying out what needs several: a network of its own each, processes, memory, a name.
+"""Machines made of namespaces, for trials that need several: each has its own network, processes, memory and name.
 
-They are joined by a bridge of a namespace in which the launcher runs. Files are those of this machine, as on a cluster
-with a shared file system, but for /run and /dev/shm. It needs root and iproute2.
+They are joined by a bridge in the namespace in which the launcher runs. Files are those of this machine, as on a
+cluster with a shared file system, except /run and /dev/shm. This needs root and iproute2.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
-"""Run jobs on two machines by mpirun, and look that what comes of them is what comes of a job on one host.
+"""Run jobs on two machines by mpirun, and check that their results are those of a job on one host.
 
     python -m tests.soak.mpi [--sshd PATH] [MPIRUN ...]
 
-The machines are those of `hosts.py`. MPIRUN are the programs to try, of Open MPI or MPICH; by default the one on PATH.
+The machines are those of `hosts.py`. MPIRUN names the programs to try, of Open MPI or MPICH; by default the one on
+PATH.
 """
 
 import argparse

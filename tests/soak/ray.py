@@ -1,4 +1,4 @@
-"""Train on a real cluster of Ray with three nodes on this machine, and look that it comes to what one host comes to.
+"""Train on a real cluster of Ray with three nodes on this machine, and check that the results are those of one host.
 
 python -m tests.soak.ray
 python -m tests.soak.ray autoscaled             # one trial

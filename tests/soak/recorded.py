@@ -1,4 +1,4 @@
-"""Record a million steps and look that memory stays as it is: blocks of Python's, the process's, the file's.
+"""Record a million steps and check that memory does not grow: Python's blocks, the process, the file.
 
 python tests/soak/recorded.py --steps 1000000
 """

@@ -1,9 +1,10 @@
-"""Let fault after fault happen to one job of two workers, and look what becomes of it: times, memory, threads, result.
+"""Cause one fault after another in a job of two workers, and check times, memory, threads and the result.
 
 A worker is killed, stopped, hangs, raises or ends, at random steps; after each fault all must step again. At every
-start memory, threads and descriptors of the agent, of the process that workers are forked from and of the workers are
-noted. The result must be that of a run without any fault, to the bit, and nothing may be left. Then the number of
-workers is changed again and again, by requests and by SIGTERM to workers, with as many steps at the end as asked for.
+start, the memory, threads and descriptors of the agent, of the workers, and of the process from which workers are
+forked are noted. The result must be that of a run without any fault, to the bit, and nothing may be left behind. Then
+the number of workers changes again and again, by requests and by SIGTERM to workers. At the end the number of steps
+must be the requested one.
 
     python tests/soak/recover.py --faults 200 --resizes 20
 """

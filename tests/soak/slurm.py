@@ -1,10 +1,10 @@
-"""Run jobs under a real Slurm with two nodes, and look that what comes of them is what comes of a job on one host.
+"""Run jobs under a real Slurm with two nodes, and check that their results are those of a job on one host.
 
     python -m tests.soak.slurm [--root FOLDER]
 
-The nodes are namespaces (`machines.py`), so it needs root and iproute2; and Slurm's slurmctld, slurmd and commands,
-which Debian has in the packages slurmctld, slurmd, slurm-client and munge; where they are not installed, FOLDER is
-where they were unpacked. Who speaks with whom is authenticated by munge.
+The nodes are namespaces (`machines.py`), so it needs root and iproute2. It also needs Slurm's slurmctld, slurmd and
+commands, which Debian has in the packages slurmctld, slurmd, slurm-client and munge. If these are not installed, FOLDER
+is the folder of the unpacked packages. Connections are authenticated by munge.
 """
 
 import argparse

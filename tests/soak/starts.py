@@ -3,8 +3,8 @@
     python tests/soak/starts.py
     python tests/soak/starts.py --pairs 7 --engines native tensorflow
 
-Each start is a `tfdist run` of its own, with nothing kept from the one before but what is kept for ever (compiled ops,
-Python's own caches); one start of each engine comes before those that count. The end of a step is the later worker's.
+Each start is a `tfdist run` of its own, which keeps only the permanent caches (compiled ops, Python's own caches). One
+start of each engine comes before those that count. The end of a step is that of the later worker.
 """
 
 import argparse

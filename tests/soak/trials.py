@@ -1,4 +1,4 @@
-"""Jobs of the same script, on one host and elsewhere, of which the results are compared."""
+"""Jobs of the same script, on one host and elsewhere, whose results are compared."""
 
 import contextlib
 import json

@@ -1,11 +1,12 @@
-"""The rate of verdicts that name the right worker and cause; one worker is late on purpose, by part of a step.
+"""The rate of verdicts that name the right worker and cause, when one worker is late by a part of a step.
 
 For each strategy one job measures the step, and another has an epoch for each injection: nowhere, or in the input, the
-forward pass, the backward pass or the update of worker 0 or 1, by each share of a step. An input is late once it takes
-longer than the step beside which it is read, so its share comes on top of a step. Prints every verdict, and the sums.
+forward pass, the backward pass or the update of worker 0 or 1, by each share of a step. An input is late if it takes
+longer than the step during which it is read, so its share is added to a step. The program prints every verdict, and the
+totals.
 
     python tests/soak/verdicts.py
-    python tests/soak/verdicts.py --asleep          # passes sleep: on a machine that does other things
+    python tests/soak/verdicts.py --asleep          # passes sleep, for a machine with other work
     python tests/soak/verdicts.py --strategies ring --shares 0.25 --steps 200 --width 2048
 """
 

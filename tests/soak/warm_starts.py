@@ -2,9 +2,9 @@
 
     python -m tests.soak.warm_starts --rounds 7
 
-The digits, a convolutional model, 32 examples a step. One start of each comes before those that count. The end of a
-step is the later worker's. Processor seconds are those of all training processes until then; a forked one's begin at
-its fork. The agent's are its own and are given apart.
+The job trains a convolutional model on the digits, with 32 examples a step. One start of each kind comes before those
+that count. The end of a step is that of the later worker. CPU seconds are those of all training processes until then;
+those of a forked process begin at its fork. The agent's CPU seconds are given separately.
 """
 
 import argparse
