@@ -205,6 +205,19 @@ def test_a_script_beside_a_module_of_the_same_name_is_left_to_python(
             warm_client.keeper(environ, own, str(tmp_path / folder))
 
 
+def test_one_that_does_not_answer_is_named(
+    warm: WarmProcess, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_client, "_REPLY_SECONDS", 0.1)
+    os.kill(warm.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TfdistError, match=warm.path.name):
+            warm_client.keeper(environ, warm_environment(environ), str(tmp_path))
+    finally:
+        os.kill(warm.pid, signal.SIGCONT)
+        monkeypatch.undo()
+
+
 SETS = """
 import os, sys
 {before}
