@@ -59,9 +59,9 @@ def warm(environ: dict[str, str]) -> Iterator[WarmProcess]:
 
 
 @contextlib.contextmanager
-def started(environ: Mapping[str, str]) -> Iterator[WarmProcess]:
+def started(environ: Mapping[str, str], idle_seconds: float = 600.0) -> Iterator[WarmProcess]:
     process, is_new = warm_client.start(
-        environ, warm_environment(environ), idle_seconds=600, modules=["json", "imported", "not_there"]
+        environ, warm_environment(environ), idle_seconds=idle_seconds, modules=["json", "imported", "not_there"]
     )
     assert is_new
     try:
@@ -152,6 +152,11 @@ def test_it_is_started_once_and_again_after_a_kill(warm: WarmProcess, environ: d
 def test_it_ends_when_nothing_is_asked(environ: dict[str, str]) -> None:
     process, _ = warm_client.start(environ, warm_environment(environ), idle_seconds=0.01, modules=[])
     wait_until(lambda: not alive(process.pid), "it does not end")
+
+
+def test_it_may_wait_for_months(environ: dict[str, str]) -> None:
+    with started(environ, 1e7) as process:
+        assert [one.pid for one in warm_client.running(environ)] == [process.pid]
 
 
 @pytest.mark.parametrize("name", ["XLA_FLAGS", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"])
