@@ -19,7 +19,8 @@
 #   make docs       the site, in site/
 #   make package    the wheel and the source distribution, in dist/, checked as a package index checks them
 #   make docker-lock  the requirements of the images, pinned and hashed anew
-#   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, half an hour
+#   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, half an hour;
+#                     TARGET=gpu the image `gpu`, in which nothing needs a GPU
 #   make clean      remove what builds, tests and runs leave behind, and .venv
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
 
@@ -52,6 +53,7 @@ SHARED := -n 4 --dist loadfile --no-loadscope-reorder
 IMAGE_EXTRAS := demo formats s3 gcs
 GPU_EXTRAS := cuda
 NOTEBOOK_EXTRAS := notebooks
+TARGET := cpu
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --python-version 3.11 \
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
@@ -205,7 +207,7 @@ docker-lock: $(STAMP)
 	  -o docker/requirements-notebook.txt
 
 docker-test: $(STAMP)
-	$(BIN)/python docker/check_image.py
+	$(BIN)/python docker/check_image.py --target $(TARGET)
 
 clean:
 	rm -rf $(VENV) $(IO) $(PEERS) $(COMPAT) $(ECOSYSTEM) runs build dist *.egg-info packaging/horovod/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -211,6 +211,14 @@ def test_a_process_that_cannot_be_forked_is_an_error_each_time(server: ForkServe
         server.spawn(argv, {}, stdin=0, stdout=1, stderr=2)
 
 
+def test_a_closed_stream_is_an_error_and_the_next_worker_runs(server: ForkServer, tmp_path: Path) -> None:
+    argv = command(saved(tmp_path, ""))
+    server.prepare(1)
+    with pytest.raises(TfdistError):
+        server.spawn(argv, {}, stdin=-1, stdout=1, stderr=2)
+    assert forked(server, argv, {}, tmp_path).code == 0
+
+
 def test_it_is_not_ready_before_it_has_imported(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text("import sys\nsys.stdin = open('gate')\nsys.stdin.read()")
     os.mkfifo(tmp_path / "gate")

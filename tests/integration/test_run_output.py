@@ -5,6 +5,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,12 @@ def test_the_job_ends_when_nobody_reads_its_output(script, shared):  # type: ign
         process.wait(timeout=DEADLINE_SECONDS)
         process.stdout = None
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+def test_a_worker_runs_where_standard_streams_are_closed(script, shared, closed: str) -> None:  # type: ignore[no-untyped-def]
+    path = script("tell('ran', sys.stdin.read())")
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "tfdist", "run", str(path)]
+    done = subprocess.run(command, env=environment(shared), stderr=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert told(shared, "ran") == ""

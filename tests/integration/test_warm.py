@@ -59,9 +59,9 @@ def warm(environ: dict[str, str]) -> Iterator[WarmProcess]:
 
 
 @contextlib.contextmanager
-def started(environ: Mapping[str, str]) -> Iterator[WarmProcess]:
+def started(environ: Mapping[str, str], idle_seconds: float = 600.0) -> Iterator[WarmProcess]:
     process, is_new = warm_client.start(
-        environ, warm_environment(environ), idle_seconds=600, modules=["json", "imported", "not_there"]
+        environ, warm_environment(environ), idle_seconds=idle_seconds, modules=["json", "imported", "not_there"]
     )
     assert is_new
     try:
@@ -154,6 +154,11 @@ def test_it_ends_when_nothing_is_asked(environ: dict[str, str]) -> None:
     wait_until(lambda: not alive(process.pid), "it does not end")
 
 
+def test_it_may_wait_for_months(environ: dict[str, str]) -> None:
+    with started(environ, 1e7) as process:
+        assert [one.pid for one in warm_client.running(environ)] == [process.pid]
+
+
 @pytest.mark.parametrize("name", ["XLA_FLAGS", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"])
 def test_another_environment_is_another_process(
     warm: WarmProcess, environ: dict[str, str], name: str, tmp_path: Path
@@ -203,6 +208,19 @@ def test_a_script_beside_a_module_of_the_same_name_is_left_to_python(
         path.write_text("")
         with pytest.raises(TfdistError, match=name.partition("/")[0]):
             warm_client.keeper(environ, own, str(tmp_path / folder))
+
+
+def test_one_that_does_not_answer_is_named(
+    warm: WarmProcess, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_client, "_REPLY_SECONDS", 0.1)
+    os.kill(warm.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TfdistError, match=warm.path.name):
+            warm_client.keeper(environ, warm_environment(environ), str(tmp_path))
+    finally:
+        os.kill(warm.pid, signal.SIGCONT)
+        monkeypatch.undo()
 
 
 SETS = """

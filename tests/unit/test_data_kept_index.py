@@ -120,3 +120,24 @@ def test_a_read_only_folder_has_its_index_in_the_cache(
     assert numbers(folder)[-1] == 8
     assert len(passes) == 5
     assert "is not kept" in caplog.text
+
+
+def test_documents_beside_the_files_are_no_data(folder: Path) -> None:
+    before = tfdist.data.open(folder).manifest.digest
+    for name in ("README.md", "readme", "LICENSE", "LICENCE.txt", "sha256sums.txt", "Datasheet.pdf", "_SUCCESS"):
+        (folder / name).write_text("of people, for people")
+    done = CliRunner().invoke(command, [str(folder)])
+    assert done.exit_code == 0, done.output
+    assert tfdist.data.open(folder).manifest.digest == before
+    (folder / "README.md").write_text("an edited text")
+    assert numbers(folder) == [*range(5), *range(5)]
+
+
+@pytest.mark.parametrize("other", ["labels.json", "c.tar", "readmes.txt"])
+def test_files_of_several_kinds_are_refused_with_a_way_on(folder: Path, other: str) -> None:
+    (folder / other).write_text("{}")
+    named = "*.tar" if other.endswith(".tar") else other
+    for given in (folder, folder / "*"):
+        with refused(ConfigError, path=given, mentions=(named, f"'{folder}/*.jsonl'")):
+            tfdist.data.open(given)
+    assert numbers(folder / "*.jsonl") == [*range(5), *range(5)]

@@ -146,3 +146,22 @@ def test_a_saved_dataset_is_written_in_the_order_of_its_state(tmp_path: Path) ->
     state.write_text('{"_data_files": [{"filename": "b.arrow"}], "_indices_data_files": [{"filename": "a.arrow"}]}')
     with refused(ConfigError, path=str(tmp_path), mentions=("flatten_indices",)):
         open_source(tmp_path)
+
+
+def test_views_of_texts_are_read_where_they_lie(tmp_path: Path) -> None:
+    view, long = pa.string_view(), "ü" * 30  # a view has up to 12 bytes in itself
+    table = pa.table(
+        {
+            "text": pa.array(["a", long, "b"], view),
+            "texts": pa.array([["c"], [], [long, "d"]], pa.list_(view)),
+            "inner": pa.array([{"text": one} for one in ("e", "f", long)], pa.struct([("text", view)])),
+            "bytes": pa.array([b"g", b"", b"\0"], pa.binary_view()),
+        }
+    )
+    examples = list(data.open(in_arrow(table, tmp_path)))
+    found = [[row["text"], list(row["texts"]), row["inner.text"], row["bytes"]] for row in examples]
+    assert found == [
+        [b"a", [b"c"], b"e", b"g"],
+        [long.encode(), [], b"f", b""],
+        [b"b", [long.encode(), b"d"], long.encode(), b"\0"],
+    ]

@@ -1,5 +1,6 @@
 """The command ``tfdist`` and the table of its subcommands. Each subcommand loads its file when it is called."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,11 @@ class Main(LazyGroup):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self._examples)
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line."""
+        _open_standard_streams()
+        return super().main(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand. A wrong request exits with 2, any other error with 1, Ctrl-C with 130."""
         try:
@@ -61,6 +67,15 @@ class Main(LazyGroup):
             ctx.exit(130)
         except TfdistError as error:
             raise (_Refused if isinstance(error, ConfigError) else click.ClickException)(str(error)) from error
+
+
+def _open_standard_streams() -> None:
+    """Open what is closed of the standard streams: its number would go to a file of ours, and to workers with it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
 
 
 class _Refused(click.ClickException):

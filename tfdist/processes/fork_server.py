@@ -106,12 +106,15 @@ class ForkServer:
     ) -> int:
         """Fork a worker that runs ``argv`` in its own session, as a child of this thread, which must outlive it."""
         while True:
-            worker = self.idle.pop() if self.idle else self._fork()
+            is_new = not self.idle
+            worker = self._fork() if is_new else self.idle.pop()
             try:
                 with worker.channel:
                     hand_over(worker.channel, argv, environment, (stdin, stdout, stderr))
-            except OSError:  # the idle worker was killed
+            except OSError as error:  # the idle worker was killed, or a stream is closed
                 worker.end()
+                if is_new:
+                    raise TfdistError(f"a forked worker cannot be told what to run ({error}).") from error
             else:
                 return worker.pid
 

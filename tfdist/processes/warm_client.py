@@ -115,6 +115,8 @@ def keeper(environ: Mapping[str, str], environment: Mapping[str, str], folder: s
     try:
         request = {"conditions": Conditions.here().to_json(), "folder": folder}
         connection, said = _asked(path, warm_server.KEEP, request, (here,))
+    except (TimeoutError, ConnectionResetError):
+        raise TfdistError(f"the process at {path} does not answer") from None
     except OSError:
         others = list(running(environ))
         if not others:

@@ -33,6 +33,7 @@ from tfdist.processes.surroundings import Conditions
 from tfdist.variables import WORKER_INDEX
 
 KEEP, TELL, END = "keep", "tell", "end"  # the kinds of requests
+_LOOK_SECONDS = 86400.0  # the longest wait at once: poll accepts at most 24 days
 _PATIENCE_SECONDS = 2.0  # deadline for a request, which is sent at once
 _PEER = struct.Struct("3i")  # numbers of process, user and group
 
@@ -104,7 +105,9 @@ def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, s
     due = begun + idle_seconds
     poll = select.poll()
     poll.register(server, select.POLLIN)
-    while (left := due - time.monotonic()) > 0 and poll.poll(1000 * left):
+    while (left := due - time.monotonic()) > 0:
+        if not poll.poll(1000 * min(left, _LOOK_SECONDS)):
+            continue
         with contextlib.suppress(OSError, KeyError, TypeError):
             connection, _ = server.accept()
             with connection:

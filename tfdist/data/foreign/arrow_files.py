@@ -31,7 +31,7 @@ class ArrowFiles(Foreign):
                 )
         ends = [np.cumsum([batch.num_rows for batch in table.to_batches()], dtype=np.int64) for table in tables]
         shards = [files.shard(place, table.num_rows, ends[place]) for place, table in enumerate(tables)]
-        self._table = arrow_types.arrow().concat_tables(tables)
+        self._table = arrow_types.without_views(arrow_types.arrow().concat_tables(tables))
         where, empty = files.storage.url, not self._table.num_rows
         first = None if empty else lambda: arrow_table.first_rows(self._table)
         self._columns_of = arrow_table.columns_of(self._table.schema, None, where, NONE, first)

@@ -2,16 +2,23 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from tfdist.data.foreign.foreign_files import EXAMPLES, Files, Foreign, files_of
 from tfdist.data.format import splits
+from tfdist.data.sources.compressed_files import HEAD_BYTES, kind_of
 from tfdist.data.sources.paths import alike
 from tfdist.data.sources.tables.arrow_ipc import is_saved
 from tfdist.errors import ConfigError, CorruptDataError
 
 _SUFFIXES = (".tar", ".jsonl", ".arrow", ".feather")
+# what stands beside data in a folder and tells people about it
+_DOCUMENT = re.compile(
+    r"(readme|licen[cs]e|notice|citation|authors|changes|changelog|(md5|sha\d+)sums?|checksums?)\b.*|.*\.(md|rst|pdf)"
+)
+_NAMED = 3  # files that are named of those that are in the way
 RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord files
 
 
@@ -22,7 +29,7 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
         if records != EXAMPLES:
             raise ConfigError(f"records={records!r} is for local files, and directory is {text!r}.", name="records")
         return None
-    paths = files_of(text)
+    paths = [path for path in files_of(text) if not (os.path.isdir(text) and _DOCUMENT.fullmatch(path.name.lower()))]
     if array_records := _array_records(text, paths):
         from tfdist.data.foreign.array_records import ArrayRecords
 
@@ -37,12 +44,29 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
         if (found := opener(Path(text))) is not None:
             return found
     kinds = {path.suffix.lower() for path in paths}
-    if len(kinds) != 1 or not paths:
+    if kinds.isdisjoint(_SUFFIXES) or (len(kinds) > 1 and any(_is_tfrecord(path) for path in paths)):
         return None
-    suffix = kinds.pop()
-    if suffix in _SUFFIXES:
-        _need_one_set(text, paths)
-    return _by_suffix(suffix, paths)
+    if len(kinds) > 1:
+        raise _mixed(text, paths)
+    _need_one_set(text, paths)
+    return _by_suffix(kinds.pop(), paths)
+
+
+def _is_tfrecord(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return bool(kind_of(file.read(HEAD_BYTES)))
+
+
+def _mixed(text: str, paths: list[Path]) -> ConfigError:
+    """The error of a folder, or of matches, that are files of several kinds."""
+    known = sorted({path.suffix for path in paths if path.suffix.lower() in _SUFFIXES})
+    others = [path.name for path in paths if path.suffix not in known]
+    folder = text if os.path.isdir(text) else os.path.dirname(text)
+    ways = " or ".join(repr(os.path.join(folder, f"*{suffix}")) for suffix in known)
+    named = [*(f"*{suffix}" for suffix in known), *others[:_NAMED], *(["..."] if len(others) > _NAMED else [])]
+    return ConfigError(
+        f"{text} has files of several kinds: {', '.join(named)}. Pass those that are meant: {ways}.", path=text
+    )
 
 
 def _array_records(text: str, paths: list[Path]) -> list[Path]:

@@ -76,6 +76,15 @@ def _without_views(array: Any) -> Any:
     return array if plain == array.type else array.cast(plain)
 
 
+def without_views(table: Any) -> Any:
+    """A table whose columns of texts are no views, and can be taken by numbers; others are the same memory."""
+    for place, field in enumerate(table.schema):
+        kind = _plain_texts(field.type)
+        if kind != field.type:
+            table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
+    return table
+
+
 def _plain_texts(kind: Any) -> Any:
     pyarrow, types = arrow(), arrow().types
     if hasattr(types, "is_string_view") and (types.is_string_view(kind) or types.is_binary_view(kind)):
@@ -87,6 +96,10 @@ def _plain_texts(kind: Any) -> Any:
     if types.is_fixed_size_list(kind):
         inner = _plain_texts(kind.value_type)
         return kind if inner == kind.value_type else pyarrow.list_(inner, kind.list_size)
+    if types.is_struct(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        made = pyarrow.struct([field.with_type(_plain_texts(field.type)) for field in fields])
+        return kind if made == kind else made
     return kind
 
 
