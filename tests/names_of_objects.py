@@ -82,6 +82,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_functional": model,
         **each("_nodes_by_depth _outputs_struct _standardize_inputs", lambda: model()._functional),
     },
+    "keras/symbolic/known_outputs.py": each(
+        "_compile_loss _compile_metrics _compute_loss _flatten_layers _post_build _symbolic_build", model
+    ),
     "keras/symbolic/tensor_attributes.py": {"_keras_mask": masked},
     "keras/symbolic/nested_models.py": {
         "_inputs_struct": lambda: model()._functional,
@@ -120,6 +123,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_var_to_optimizer_idx": lambda: keras.optimizers.MultiOptimizer,
     },
     "keras/fused_updates.py": {"_get_variable_index": optimizer},
+    "keras/shared_scalars.py": each(
+        "_backend_update_step _get_variable_index _momentums _velocities _velocity_hats", adam
+    ),
     "keras/sharded_optimizer.py": {
         **each("_all_reduce_sum_gradients _apply_weight_decay _backend_apply_gradients", optimizer),
         **each("_backend_update_step _clip_gradients _distributed_tf_update_step _iterations", optimizer),
