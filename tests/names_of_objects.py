@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 
 from tests import private_names
 from tests.private_objects import (
+    adam,
     attention,
     callback,
     device_queues,

@@ -1,7 +1,7 @@
 """Keras' Adam, with what it computes from the step's number and the rate computed once, not for each variable.
 
-Keras computes the corrected rate, some twenty operations, anew for every variable: half of an update's operations, and a
-quarter of a small step's. Each of them is traced, optimized and run. The numbers are the same, bit for bit.
+Keras computes the corrected rate, some twenty operations, anew for every variable: half of an update's operations, and
+a quarter of a small step's. Each of them is traced, optimized and run. The numbers are the same, bit for bit.
 
 Private names, read in Keras 3.15.1 (`keras/src/optimizers/adam.py`, `keras/src/backend/tensorflow/optimizer.py`):
 
