@@ -1,6 +1,6 @@
 """TensorFlow's packs of values that are summed together, made of tensors whose shapes are known.
 
-TensorFlow asks for the shape and the size of each tensor of a pack while the step runs: eight operations for a tensor
+TensorFlow asks for the shape and the size of each tensor of a pack while the step runs: seven operations for a tensor
 where four do. A pack that it is given as one tensor holds the same elements in the same order, so its sum is the same,
 bit for bit.
 
