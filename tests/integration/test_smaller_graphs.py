@@ -132,6 +132,7 @@ def test_a_graph_of_layers_knows_its_outputs() -> None:
     [
         pytest.param(lambda: model(own=True), spec(), id="own layer"),
         pytest.param(model, spec(width=5), id="other shape"),
+        pytest.param(model, (*spec(), tf.TensorSpec((None,))), id="batch of one's own"),
         pytest.param(lambda: keras.Sequential([keras.layers.Dense(1)]), (tf.TensorSpec((None, 4)), None), id="unbuilt"),
     ],
 )

@@ -20,9 +20,11 @@ from tfdist.compat.keras.symbolic import graphs
 
 def build(model: keras.Model, spec: Any) -> bool:
     """Build what is left of a model for batches of this spec; return False, with nothing done, if Keras has to."""
-    graph = _graph(model)
+    graph = _graph(model) if type(model)._symbolic_build is Trainer._symbolic_build else None
+    if graph is None or (isinstance(spec, tuple) and len(spec) > 3):  # a batch for a step of the user's
+        return False
     batch = keras.utils.unpack_x_y_sample_weight(spec)
-    if graph is None or not _fits(graph, batch[0]):
+    if not _fits(graph, batch[0]):
         return False
     outputs = [keras.KerasTensor(one.shape, one.dtype) for one in graph.outputs]
     y_pred = graphs.packed(graph, outputs)
@@ -41,9 +43,9 @@ def build(model: keras.Model, spec: Any) -> bool:
 def _graph(model: keras.Model) -> Functional | None:
     """Return the graph of a built model with nothing but code of Keras in it."""
     kind, graph = type(model), graphs.graph_of(model)
-    is_keras = kind.call in (Functional.call, keras.Sequential.call) and kind._symbolic_build is Trainer._symbolic_build
+    is_called = kind.call in (Functional.call, keras.Sequential.call) and kind.__call__ is keras.layers.Layer.__call__
     layers = list(model._flatten_layers())
-    if graph is None or not is_keras or not all(one.built for one in layers):
+    if graph is None or not is_called or not all(one.built for one in layers):
         return None
     return graph if all(type(one).__module__.startswith("keras.") for one in layers if one is not model) else None
 
