@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 
 from tests import private_names
 from tests.private_objects import (
+    adam,
     attention,
     callback,
     device_queues,
@@ -58,7 +59,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     **{
         f"{name}.py": {} for name in ("horovod/horovod_ops", "keras/keras_frames", "keras/first_batch", "version_pairs")
     },
-    **{f"tensorflow/{name}.py": {} for name in ("coordination_service", "sparse_sums", "dry_run")},
+    **{
+        f"tensorflow/{name}.py": {} for name in ("coordination_service", "sparse_sums", "dry_run", "steps/static_packs")
+    },
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
     "keras/callback_fields.py": {
         **{
@@ -82,6 +85,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_functional": model,
         **each("_nodes_by_depth _outputs_struct _standardize_inputs", lambda: model()._functional),
     },
+    "keras/symbolic/known_outputs.py": each(
+        "_compile_loss _compile_metrics _compute_loss _flatten_layers _post_build _symbolic_build", model
+    ),
     "keras/symbolic/tensor_attributes.py": {"_keras_mask": masked},
     "keras/symbolic/nested_models.py": {
         "_inputs_struct": lambda: model()._functional,
@@ -120,6 +126,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_var_to_optimizer_idx": lambda: keras.optimizers.MultiOptimizer,
     },
     "keras/fused_updates.py": {"_get_variable_index": optimizer},
+    "keras/shared_scalars.py": each(
+        "_backend_update_step _get_variable_index _momentums _velocities _velocity_hats", adam
+    ),
     "keras/sharded_optimizer.py": {
         **each("_all_reduce_sum_gradients _apply_weight_decay _backend_apply_gradients", optimizer),
         **each("_backend_update_step _clip_gradients _distributed_tf_update_step _iterations", optimizer),

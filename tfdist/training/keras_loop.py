@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow.steps.traced_call import garbage_kept
 from tfdist.errors import ConfigError, TfdistError, UnsupportedError
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process_clock import step_clock
@@ -112,7 +113,8 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
     if iterator is not None:
         data_batch = keras_model.input_of(iterator).element_spec
     try:
-        keras_model.symbolic_build(model, data_batch)
+        with garbage_kept():
+            keras_model.symbolic_build(model, data_batch)
     except RuntimeError as error:  # Keras' advice on building models, with our message quoted in it
         if isinstance(error.__context__, TfdistError):
             raise error.__context__ from None

@@ -19,7 +19,7 @@ from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import services
-from tfdist.compat.tensorflow.steps.traced_call import TracedCall
+from tfdist.compat.tensorflow.steps.traced_call import TracedCall, garbage_kept
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction.reducer import ReducesItself
 from tfdist.gradients.sharding import sharded_slots
@@ -430,7 +430,8 @@ class _OfSize(_Replicated):
             key = f"{key} of {count}: {[tf.type_spec_from_value(leaf) for leaf in leaves]}"
             if key not in self._traced:
                 function = tf.function(_untraced(functools.partial(self._of_size, data, count)))
-                self._traced[key] = function.get_concrete_function(*leaves)
+                with garbage_kept():
+                    self._traced[key] = function.get_concrete_function(*leaves)
             return self._traced[key](*leaves)
 
     def can_run_several(self, layout: Layout) -> bool:

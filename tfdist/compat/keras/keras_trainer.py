@@ -26,6 +26,7 @@ from keras.src.random import seed_generator
 from tfdist.compat import planted
 from tfdist.compat.keras import keras_frames as keras_calls
 from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras.symbolic import known_outputs
 
 # From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
 # own fit.
@@ -308,7 +309,8 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
     """
     with model.distribute_strategy.scope():
         try:
-            model._symbolic_build(data_batch=spec)
+            if not known_outputs.build(model, spec):
+                model._symbolic_build(data_batch=spec)
         except RuntimeError:
             if type(model).train_step is TensorFlowTrainer.train_step:
                 raise

@@ -37,7 +37,7 @@ from tfdist.compat.keras import keras_frames, sharded_optimizer
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import coordination_service, new_variables, sparse_sums, tf_data
-from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.compat.tensorflow.steps import replica_contexts, static_packs
 from tfdist.compat.tensorflow.steps.replica_contexts import owned, packed, told
 from tfdist.compat.tensorflow.steps.replica_services import HasServices, Traced, services
 from tfdist.errors import UnsupportedError
@@ -158,9 +158,12 @@ class ReduceInReplicas(HasServices):
 
     def _packed_sums(self, reduce: Callable[..., Any], reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest, reduced in packs by TensorFlow, which fills packs from the last value to the first."""
+        sized = packed(options, self.services.bucket_bytes)
 
         def sums(flat: list[Any]) -> list[Any]:
-            return list(reduce(reduce_op, owned(flat[::-1]), packed(options, self.services.bucket_bytes)))[::-1]
+            if static_packs.can_pack(flat):
+                return static_packs.sums(lambda sent, by: list(reduce(reduce_op, sent, by)), flat, sized)
+            return list(reduce(reduce_op, owned(flat[::-1]), sized))[::-1]
 
         return sparse_sums.reduced(value, lambda flat: self._rows_apart(flat, sums))
 

@@ -1,0 +1,183 @@
+"""Graphs of a step with fewer operations than Keras and TensorFlow make: the numbers are theirs, bit for bit."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.compat.keras import keras_trainer
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras.symbolic import known_outputs
+from tfdist.compat.tensorflow.steps import static_packs
+from tfdist.compat.tensorflow.steps.traced_call import TracedCall
+
+pytestmark = pytest.mark.quick
+
+SHAPE = (7, 3)
+VARIABLES = 3
+KINDS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "plain": lambda: keras.optimizers.Adam(0.037),
+    "amsgrad": lambda: keras.optimizers.Adam(0.037, amsgrad=True, global_clipnorm=1.0),
+    "decay": lambda: keras.optimizers.AdamW(0.037, weight_decay=0.01, use_ema=True),
+    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.01])),
+    "accumulation": lambda: keras.optimizers.Adam(0.037, gradient_accumulation_steps=2),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.037)),
+}
+
+
+class Halved(keras.optimizers.Adam):
+    """An update of the user's own."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient / 2, variable, learning_rate)
+
+
+class Scaled(keras.layers.Layer):
+    """A layer of the user's own."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return 2 * x
+
+
+def trained(optimizer: keras.optimizers.Optimizer, *, dtype: str = "float32", rows: bool = False) -> Any:
+    """The values of all variables after six steps, and how often the graph of a step raises to a power."""
+    draw = np.random.default_rng(5)
+    variables = [keras.Variable(draw.normal(size=SHAPE), dtype=dtype) for _ in range(VARIABLES)]
+    optimizer.build(variables)
+
+    @tf.function
+    def step(gradient: tf.Tensor) -> None:
+        dense = [gradient * factor for factor in (1, 2, 3)]
+        given = [tf.IndexedSlices(one[:2], tf.constant([4, 4]), SHAPE) for one in dense] if rows else dense
+        optimizer.apply(given, variables)
+
+    for _ in range(6):
+        step(tf.constant(draw.normal(size=SHAPE), dtype))
+    graphs = step.get_concrete_function(tf.TensorSpec(SHAPE, dtype)).graph.as_graph_def()
+    used = Counter(node.op for nodes in [graphs, *graphs.library.function] for node in nodes_of(nodes))
+    return [np.asarray(one.value, np.float64) for one in (*variables, *optimizer.variables)], used["Pow"]
+
+
+def nodes_of(graph: Any) -> Any:
+    return graph.node if hasattr(graph, "node") else graph.node_def
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_variables_of_adam_share_what_follows_from_the_step(kind: str, dtype: str) -> None:
+    expected, for_each = trained(KINDS[kind](), dtype=dtype)
+    one = KINDS[kind]()
+    keras_optimizer.override(one)
+    found, shared = trained(one, dtype=dtype)
+    assert for_each - shared == 2 * (VARIABLES - 1)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [pytest.param(lambda: Halved(0.1), False, id="own update"), pytest.param(KINDS["plain"], True, id="rows")],
+)
+def test_other_updates_stay_as_they_are(make: Any, rows: bool) -> None:
+    expected, for_each = trained(make(), rows=rows)
+    one = make()
+    keras_optimizer.override(one)
+    found, made = trained(one, rows=rows)
+    assert made == for_each
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def model(*, own: bool = False) -> keras.Model:
+    """A compiled model with two inputs and two outputs, whose loss and metrics are not built."""
+    first, second = keras.Input((4,), name="first"), keras.Input((2, 2), name="second")
+    hidden = keras.layers.Concatenate()([first, keras.layers.Flatten()(second)])
+    hidden = Scaled()(hidden) if own else hidden
+    outputs = {
+        "class": keras.layers.Dense(3, "softmax", name="class")(hidden),
+        "value": keras.layers.Dense(1, name="value")(hidden),
+    }
+    made = keras.Model({"first": first, "second": second}, outputs)
+    losses = {"class": "sparse_categorical_crossentropy", "value": "mse"}
+    made.compile("adam", losses, metrics={"class": ["accuracy"]}, weighted_metrics={"value": ["mae"]})
+    return made
+
+
+def spec(rows: int | None = None, width: int = 4) -> Any:
+    x = {"first": tf.TensorSpec((rows, width)), "second": tf.TensorSpec((rows, 2, 2))}
+    return x, {"class": tf.TensorSpec((rows, 1), tf.int64), "value": tf.TensorSpec((rows, 1))}, None
+
+
+def described(built: keras.Model) -> list[Any]:
+    every = [*built.metrics_variables, *built.optimizer.variables]
+    names = [type(one).__name__ + one.name for one in keras_trainer.metrics(built)]
+    return [names, [(one.path.split("/", 1)[-1], one.shape, one.dtype) for one in every]]
+
+
+def test_a_graph_of_layers_knows_its_outputs() -> None:
+    expected, found = model(), model()
+    expected._symbolic_build(data_batch=spec())
+    assert known_outputs.build(found, spec())
+    assert keras_trainer.is_built(found)
+    assert described(found) == described(expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        pytest.param(lambda: model(own=True), spec(), id="own layer"),
+        pytest.param(model, spec(width=5), id="other shape"),
+        pytest.param(model, (*spec(), tf.TensorSpec((None,))), id="batch of one's own"),
+        pytest.param(lambda: keras.Sequential([keras.layers.Dense(1)]), (tf.TensorSpec((None, 4)), None), id="unbuilt"),
+    ],
+)
+def test_keras_builds_other_models(make: Callable[[], keras.Model], given: Any) -> None:
+    made = make()
+    before = len(made.variables)
+    assert not known_outputs.build(made, given)
+    assert len(made.variables) == before
+
+
+@pytest.mark.parametrize("bytes_per_pack", [0, 1, 40, 1000])
+def test_packs_are_those_of_tensorflow(bytes_per_pack: int) -> None:
+    values = [np.arange(size, dtype="float32").reshape(shape) + size for size, shape in SIZES]
+    sent: list[list[int]] = []
+
+    def reduce(tensors: list[tf.Tensor], options: Any) -> list[tf.Tensor]:
+        sent.append([one.shape.num_elements() for one in tensors])
+        assert options.bytes_per_pack == 1
+        return [2 * one for one in tensors]
+
+    @tf.function
+    def summed(*given: tf.Tensor) -> list[tf.Tensor]:
+        assert static_packs.can_pack(list(given))
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+        return static_packs.sums(reduce, list(given), options)
+
+    for mine, value in zip(summed(*values), values, strict=True):
+        np.testing.assert_array_equal(mine, 2 * value)
+    assert sent == [PACKS[bytes_per_pack][::-1]]
+
+
+SIZES = [(6, (2, 3)), (1, ()), (5, (5,)), (0, (0, 2)), (4, (1, 2, 2))]
+#: the elements of each: TensorFlow begins another pack when one has more bytes than it should
+PACKS = {0: [16], 1: [6, 1, 5, 4], 40: [12, 4], 1000: [16]}
+
+
+def test_no_garbage_is_collected_while_a_graph_is_made() -> None:
+    seen = []
+
+    @tf.function(input_signature=[])
+    def step() -> tf.Tensor:
+        seen.append(gc.isenabled())
+        return tf.constant(1)
+
+    assert gc.isenabled()
+    assert int(TracedCall(step).get_concrete_function()()) == 1
+    assert seen == [False]
+    assert gc.isenabled()

@@ -1,0 +1,50 @@
+"""TensorFlow's packs of values that are summed together, made of tensors whose shapes are known.
+
+TensorFlow asks for the shape and the size of each tensor of a pack while the step runs: seven operations for a tensor
+where four do. A pack that it is given as one tensor holds the same elements in the same order, so its sum is the same,
+bit for bit.
+
+Private names, read in TensorFlow 2.21.0: `cross_device_utils.group_by_size`, by which TensorFlow makes its packs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_utils
+
+from tfdist.compat.tensorflow.steps.replica_contexts import owned
+
+
+def can_pack(values: list[Any]) -> bool:
+    """Return whether values are dense, of one dtype, and of known shapes, in a graph."""
+    if tf.executing_eagerly() or len({one.dtype for one in values}) != 1:
+        return False
+    return all(isinstance(one, tf.Tensor) and one.shape.is_fully_defined() for one in values)
+
+
+def sums(reduce: Callable[[list[Any], Any], list[Any]], values: list[tf.Tensor], options: Any) -> list[tf.Tensor]:
+    """Return the sums of values in packs of the options' size.
+
+    Args:
+        reduce: TensorFlow's reduction of a list of tensors by options, which makes packs from the last to the first.
+        values: what `can_pack` accepts.
+        options: the communication options, with a size for packs.
+    """
+    packs = cross_device_utils.group_by_size(values, options.bytes_per_pack)
+    sent = [owned(pack[0]) if len(pack) == 1 else _joined(pack) for pack in packs]
+    each_alone = options.merge(tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1))
+    totals = reduce(sent[::-1], each_alone)[::-1]
+    found = [_apart(total, pack) for total, pack in zip(totals, packs, strict=True)]
+    return [one for pack in found for one in pack]
+
+
+def _joined(pack: list[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([one if one.shape.rank == 1 else tf.reshape(one, [-1]) for one in pack], axis=0)
+
+
+def _apart(total: tf.Tensor, pack: list[tf.Tensor]) -> list[tf.Tensor]:
+    if len(pack) == 1:
+        return [total]
+    parts = tf.split(total, [one.shape.num_elements() for one in pack])
+    return [part if one.shape.rank == 1 else tf.reshape(part, one.shape) for part, one in zip(parts, pack, strict=True)]
