@@ -23,8 +23,8 @@ def command(force: bool) -> None:
 
     They read records of TFRecord files (`tfdist.data.read`), reduce tensors of workers of one host in shared memory,
     compress gradients (`tfdist.compression`), stamp steps (`tfdist run --monitor`), and solve least squares
-    (`tfdist.native`). Whoever needs them first compiles them, so this is for places where nothing can be compiled later,
-    for instance while an image is made. It takes seconds and a C++ compiler (g++). Where they are missing, or
+    (`tfdist.native`). Whoever needs them first compiles them, so this is for places where nothing can be compiled
+    later, for instance while an image is made. It takes seconds and a C++ compiler (g++). Where they are missing, or
     TFDIST_NATIVE is 0, NumPy reads the same records, and TensorFlow's ops make the same of gradients and note the same
     of steps.
 
