@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 VERSION = 1
 TABLE = 4096
 _AT_ONCE = 1 << 16  # positions
-_MANY = (
-    1 << 10
-)  # values, for which calls with the keys of one permutation cost less than fewer ones with arrays of keys
+_MANY = 1 << 10  # values: for more of them, calls with keys of their own cost less than arrays of keys
 _KEPT_BLOCKS = 4
 Ids = NDArray[np.int64]
 
