@@ -1,4 +1,4 @@
-"""What tfdist compiles on its first use, mostly TensorFlow ops; importing this package loads no TensorFlow."""
+"""Code that is compiled on its first use, mostly TensorFlow ops; importing this package loads no TensorFlow."""
 
 from tfdist.native.ops import Records, records
 from tfdist.native.row_solver import RowSolver, row_solver
