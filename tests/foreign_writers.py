@@ -54,24 +54,32 @@ def tar_members(row: Mapping[str, Any]) -> list[tuple[str, bytes]]:
 MDS = {"id": "int", "list": "ndarray:int64", "matrix": "ndarray:float32:2,3", "text": "str"}
 
 
-def mds(folder: Path, shards: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+def in_mds(kind: str, value: Any) -> bytes:
+    """A value as MosaicML writes it; an array without a shape in its encoding begins with rank and length."""
+    if kind == "int":
+        return np.int64(value).tobytes()
+    if kind == "str":
+        return str(value).encode()
+    head = b"" if kind.count(":") == 2 else bytes([1 << 2, len(value)])
+    return head + bytes(value.tobytes())
+
+
+def mds(folder: Path, shards: Sequence[Sequence[Mapping[str, Any]]], encodings: Mapping[str, str] = MDS) -> None:
     folder.mkdir()
     listed = []
+    first = shards[0][0]
+    fixed = {name for name, kind in encodings.items() if kind == "int" or kind.count(":") == 2}
+    widths = {name: len(in_mds(kind, first[name])) if name in fixed else None for name, kind in encodings.items()}
     for number, samples in enumerate(shards):
         bodies = []
         for row in samples:
-            listed_array = row["list"]
-            parts = [
-                np.int64(row["id"]).tobytes(),
-                bytes([1 << 2, len(listed_array)]) + listed_array.tobytes(),
-                row["matrix"].tobytes(),
-                row["text"].encode(),
-            ]
-            bodies.append(struct.pack("<2I", len(parts[1]), len(parts[3])) + b"".join(parts))
+            parts = {name: in_mds(kind, row[name]) for name, kind in encodings.items()}
+            heads = [struct.pack("<I", len(parts[name])) for name, size in widths.items() if size is None]
+            bodies.append(b"".join(heads) + b"".join(parts.values()))
         about = {
-            "column_encodings": list(MDS.values()),
-            "column_names": list(MDS),
-            "column_sizes": [8, None, 24, None],
+            "column_encodings": list(encodings.values()),
+            "column_names": list(encodings),
+            "column_sizes": list(widths.values()),
             "compression": None,
             "format": "mds",
             "raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": 0, "hashes": {}},

@@ -15,36 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import row_blocks
 import tensorflow as tf
 import word_counts
 
 import tfdist
 
 Gather = Callable[[np.ndarray], np.ndarray]  # gathers the rows of all workers
-
-
-def solve(factors: np.ndarray, columns: np.ndarray, roots: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Solve (1 + B'B) x = B'r for each row, where B is the factors of its columns times the roots of their weights."""
-    seen = np.take(factors, columns, axis=0)
-    seen *= roots[..., np.newaxis]
-    turned, right = seen.swapaxes(1, 2), right[..., np.newaxis]
-    short = columns.shape[1] < factors.shape[1]  # then B'(1 + BB')^-1 r, which is the same, has the smaller system
-    system = seen @ turned if short else turned @ seen
-    np.einsum("ijj->ij", system)[...] += 1
-    found = np.linalg.solve(system, right if short else turned @ right)
-    return (turned @ found if short else found)[..., 0]
-
-
-def half(factors: np.ndarray, mine: list[word_counts.Batch], regularisation: float, gather: Gather) -> np.ndarray:
-    """Return the factors of all rows, of which this worker solves its own.
-
-    A row solves (Y'Y + regularisation + Y'WY) x = Y'(W + 1). The first two terms are LL' for all rows, and with Y L'^-1
-    in the place of Y they are 1.
-    """
-    gram = factors.T @ factors + regularisation * np.eye(factors.shape[1], dtype=factors.dtype)
-    inverse = np.linalg.inv(np.linalg.cholesky(gram))
-    white = factors @ inverse.T
-    return gather(np.concatenate([solve(white, *batch) for batch in mine])) @ inverse
 
 
 def gathering(strategy: tf.distribute.Strategy, workers: int) -> Gather:
@@ -69,14 +46,14 @@ def main() -> None:
         sys.exit(f"{strategy.num_replicas_in_sync} replicas on {workers} workers: pass --replicas-per-worker 1")
     table, rng = word_counts.count(options.packages, options.least), np.random.default_rng(options.seed)
     rows, columns, weights, held, shape = word_counts.learnt_from(table, options.alpha, options.dtype, rng)
-    by_row = word_counts.batches(rows, columns, weights, shape[0], worker, workers)
-    by_column = word_counts.batches(columns, rows, weights, shape[1], worker, workers)
+    by_row = row_blocks.Block(rows, columns, weights, shape[0], worker, workers)
+    by_column = row_blocks.Block(columns, rows, weights, shape[1], worker, workers)
     y = rng.normal(0, 0.01, (shape[1], options.factors)).astype(options.dtype)
     gather, seconds = gathering(strategy, workers), []
     for _ in range(options.sweeps):
         began = time.perf_counter(), time.process_time()
-        x = half(y, by_row, options.regularisation, gather)
-        y = half(x, by_column, options.regularisation, gather)
+        x = gather(by_row.solve(y, options.regularisation))
+        y = gather(by_column.solve(x, options.regularisation))
         seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     x, y = x[: shape[0]], y[: shape[1]]
     if not cluster.is_chief:

@@ -11,7 +11,6 @@ import numpy as np
 from tfdist.testing.installed_texts import python_files
 
 RANKED = 20  # words, of a piece
-ENTRIES = 1 << 13  # of the matrix, that are solved at a time: their factors fit into a processor's cache
 
 
 class Counts(NamedTuple):
@@ -51,26 +50,6 @@ def learnt_from(table: Counts, alpha: float, dtype: str, rng: np.random.Generato
     held = rng.random(len(table.rows)) < 0.1
     weights = alpha * table.times[~held].astype(dtype)
     return table.rows[~held], table.columns[~held], weights, held, (int(table.rows.max()) + 1, len(table.words))
-
-
-Batch = tuple[np.ndarray, np.ndarray, np.ndarray]  # columns, roots of weights and right sides of rows, padded by 0
-
-
-def batches(
-    rows: np.ndarray, columns: np.ndarray, weights: np.ndarray, height: int, worker: int, workers: int
-) -> list[Batch]:
-    """Return every Nth row, padded in batches of rows of near lengths; all workers have equally many, some empty."""
-    order = np.argsort(rows, kind="stable")
-    lengths = np.bincount(rows, minlength=-(-height // workers) * workers)
-    begins, mine, found = np.cumsum(lengths) - lengths, np.arange(worker, len(lengths), workers), []
-    while len(mine):
-        longest = max(1, lengths[mine].max())
-        some, mine = np.split(mine, [max(1, ENTRIES // longest)])
-        real = np.arange(longest) < lengths[some, np.newaxis]
-        at = order[np.where(real, begins[some, np.newaxis] + np.arange(longest), 0)]
-        root = np.sqrt(np.where(real, weights[at], 0), dtype=weights.dtype)
-        found.append((columns[at], root, np.divide(root**2 + 1, root, out=np.zeros_like(root), where=real)))
-    return found
 
 
 def recall(table: Counts, held: np.ndarray, scores: Callable[[np.ndarray], np.ndarray], k: int = RANKED) -> float:

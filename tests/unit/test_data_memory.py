@@ -73,6 +73,20 @@ def test_an_index_takes_few_bytes_of_each_example(tmp_path: Path) -> None:
     assert taken < 10 * count  # 4 for the place, 1 for its text, 1 for the length and 1 for the label
 
 
+def test_an_index_is_read_without_copies(tmp_path: Path) -> None:
+    count = 50_000
+    data.write({"text": [b"x"] * count, "label": np.zeros(count, int)}, tmp_path, num_shards=1, processes=1)
+    data.open(tmp_path).column("offset")  # what is made once is there
+    examples = data.open(tmp_path)
+    tracemalloc.start()
+    try:
+        examples.column("offset")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 42 * count  # 24 for the file, 7 for what is kept; a copy of the file would be 24 more
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
 def test_integers_of_an_index_are_exact(tmp_path: Path, dtype: str) -> None:
     info = np.iinfo(dtype)

@@ -1,5 +1,6 @@
-"""TensorFlow ops of tfdist, compiled on their first use; importing this package loads no TensorFlow."""
+"""Code that is compiled on its first use, mostly TensorFlow ops; importing this package loads no TensorFlow."""
 
 from tfdist.native.ops import Records, records
+from tfdist.native.row_solver import RowSolver, row_solver
 
-__all__ = ["Records", "records"]
+__all__ = ["Records", "RowSolver", "records", "row_solver"]

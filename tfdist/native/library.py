@@ -90,7 +90,15 @@ DEVICE_STAMPS = Library(
     flags=("-O2", "-pthread", "-DEIGEN_MAX_ALIGN_BYTES=64", "-Wl,--no-as-needed,-ldl"),
     takes="half a minute",
 )
-LIBRARIES = (RECORDS, COLLECTIVES, CODECS, STAMPS, DEVICE_STAMPS)
+LEAST_SQUARES = Library(
+    name="least_squares",
+    folder="least_squares",
+    # square roots set no errno, and a product and a sum are one instruction where there is one
+    flags=("-O3", "-fno-math-errno", "-ffp-contract=fast"),
+    takes="some seconds",
+    uses_tensorflow=False,
+)
+LIBRARIES = (RECORDS, COLLECTIVES, CODECS, STAMPS, DEVICE_STAMPS, LEAST_SQUARES)
 #: The library of a benchmark. Only the benchmark compiles it.
 BARE = Library(name="bare", folder="bare", flags=("-O3",), takes="some seconds", uses_tensorflow=False)
 
@@ -332,15 +340,18 @@ def first_error(log: str) -> str:
 
 
 def load(of: Library, made: Callable[[Path], _Loaded]) -> _Loaded:
-    """Load a library into TensorFlow; the first process that asks compiles it."""
-    import tensorflow as tf
-
+    """Load a library; the first process that asks compiles it."""
     target, environ, force = observe(), dict(os.environ), False
+    errors: tuple[type[Exception], ...] = (OSError,)
+    if of.uses_tensorflow:
+        import tensorflow as tf
+
+        errors = (OSError, tf.errors.OpError)
     while True:
         built = build(of, target, environ, force=force, on_start=_log.warning)
         try:
             return made(built.path)
-        except (tf.errors.OpError, OSError) as error:
+        except errors as error:
             if built.was == "built":
                 raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
         force = True  # the cached library may come from a machine with newer system libraries

@@ -51,6 +51,7 @@ class Records:
         check: Any,
         *,
         state: Any = _ANY_STATE,
+        framed: bool = True,
     ) -> tuple[Any, Any]:
         """Return a part of the payload of each record.
 
@@ -64,6 +65,8 @@ class Records:
             check: whether to check each record's length and checksums, bool ``[n]``.
             state: the expected device, inode, size and time of change in ns of each file, int64 ``[F * 4]``. No record
                 is ok in a file that differs or cannot be opened. Default: files are taken as they are.
+            framed: False for bytes without the header and the checksums of TFRecord files: ``offset`` is that of the
+                first byte, and nothing is checked but that they lie in their file.
         Returns:
             The parts, string ``[n]``, and whether each record is ok, bool ``[n]``. The part of a record that is not ok
             is empty.
@@ -76,12 +79,28 @@ class Records:
         """
         return tuple(
             self._ops.tfdist_read_records(
-                files=files, file=file, offset=offset, length=length, start=start, size=size, check=check, state=state
+                files=files,
+                file=file,
+                offset=offset,
+                length=length,
+                start=start,
+                size=size,
+                check=check,
+                state=state,
+                framed=framed,
             )
         )
 
     def read_rows(
-        self, files: Any, file: Any, offset: Any, check: Any, length: int, *, state: Any = _ANY_STATE
+        self,
+        files: Any,
+        file: Any,
+        offset: Any,
+        check: Any,
+        length: int,
+        *,
+        state: Any = _ANY_STATE,
+        framed: bool = True,
     ) -> tuple[Any, Any]:
         """Return the payloads of records that all have the same length.
 
@@ -92,6 +111,7 @@ class Records:
             check: whether to check each record's length and checksums, bool ``[n]``.
             length: the length of every payload, in bytes.
             state: the expected state of each file, as for `read_records`.
+            framed: False for bytes without a frame, as for `read_records`.
         Returns:
             The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. The payload of a record
             that is not ok is zeros.
@@ -104,7 +124,7 @@ class Records:
             >>> records().read_rows(["a.tfrecord"], [0], [0], [True], 3)  # doctest: +SKIP
         """
         rows, ok = self._ops.tfdist_read_rows(
-            files=files, file=file, offset=offset, check=check, state=state, length=length
+            files=files, file=file, offset=offset, check=check, state=state, length=length, framed=framed
         )
         count = getattr(file, "shape", (None,))[0]
         rows.set_shape([count, length])

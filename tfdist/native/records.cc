@@ -31,6 +31,14 @@ namespace {
 constexpr uint64_t kHeader = 12;   // uint64 length of the payload, uint32 masked CRC of these eight bytes
 constexpr uint64_t kFraming = 16;  // the header, and uint32 masked CRC of the payload behind it
 
+// How a record lies in its file: with what before its payload, and with what in all besides. Files of other libraries
+// have bytes without a frame, which nothing can check.
+struct Frame {
+  uint64_t header, all;
+};
+constexpr Frame kFramed{kHeader, kFraming};
+constexpr Frame kBare{0, 0};
+
 // Rows longer than their files are all zeros; more of them than this are an error rather than memory.
 constexpr uint64_t kMostZeros = uint64_t{1} << 30;
 
@@ -153,9 +161,9 @@ class CallMaps {
   uint64_t largest_ = 0;
 };
 
-bool Lies(const FileMap& map, int64_t offset, int64_t length) {
-  if (offset < 0 || length < 0 || map.size() < kFraming) return false;
-  const uint64_t room = map.size() - kFraming;  // differences instead of sums: nothing here can overflow
+bool Lies(const FileMap& map, int64_t offset, int64_t length, const Frame& frame) {
+  if (offset < 0 || length < 0 || map.size() < frame.all) return false;
+  const uint64_t room = map.size() - frame.all;  // differences instead of sums: nothing here can overflow
   return static_cast<uint64_t>(length) <= room && static_cast<uint64_t>(offset) <= room - static_cast<uint64_t>(length);
 }
 
@@ -165,43 +173,63 @@ bool HeaderFits(const uint8_t* record, int64_t length) {
 }
 
 // Copies the whole payload of a record that lies in the map; whether it is as it should be.
-bool CopyWhole(uint8_t* to, const uint8_t* record, int64_t length, bool check) {
-  const uint8_t* payload = record + kHeader;
-  if (!check) {
+bool CopyWhole(uint8_t* to, const uint8_t* record, int64_t length, bool check, const Frame& frame) {
+  const uint8_t* payload = record + frame.header;
+  if (!check || frame.all == 0) {
     std::memcpy(to, payload, length);
     return true;
   }
   return HeaderFits(record, length) && CopyWithMaskedCrc32c(to, payload, length) == Load<uint32_t>(payload + length);
 }
 
-bool CopyPart(uint8_t* to, const uint8_t* record, int64_t length, int64_t start, int64_t size, bool check) {
-  if (start == 0 && size == length) return CopyWhole(to, record, length, check);
-  const uint8_t* payload = record + kHeader;
-  if (check && !(HeaderFits(record, length) && MaskedCrc32c(payload, length) == Load<uint32_t>(payload + length))) {
+bool CopyPart(uint8_t* to, const uint8_t* record, int64_t length, int64_t start, int64_t size, bool check,
+              const Frame& frame) {
+  if (start == 0 && size == length) return CopyWhole(to, record, length, check, frame);
+  const uint8_t* payload = record + frame.header;
+  if (check && frame.all > 0 && !(HeaderFits(record, length) && MaskedCrc32c(payload, length) == Load<uint32_t>(payload + length))) {
     return false;
   }
   std::memcpy(to, payload + start, size);
   return true;
 }
 
-void Prefetch(const FileMap& map, int64_t offset, int64_t length) {
-  if (!Lies(map, offset, length)) return;
-  const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(length) + kFraming, kMostLines * kLine);
+void Prefetch(const FileMap& map, int64_t offset, int64_t length, const Frame& frame) {
+  if (!Lies(map, offset, length, frame)) return;
+  const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(length) + frame.all, kMostLines * kLine);
   for (uint64_t at = 0; at < size; at += kLine) __builtin_prefetch(map.data() + offset + at);
 }
 
 struct Kernel {
   KeptMaps maps;
   int64_t length = 0;  // of a row
+  Frame frame = kFramed;
 };
 
 void* NewKernel(TF_OpKernelConstruction*) { return new Kernel; }
+
+void SetFrame(Kernel& kernel, TF_OpKernelConstruction* construction, const Status& status) {
+  TF_Bool framed = 1;
+  TF_OpKernelConstruction_GetAttrBool(construction, "framed", &framed, status.get());
+  kernel.frame = framed ? kFramed : kBare;
+  if (!Ok(status)) TF_OpKernelConstruction_Failure(construction, status.get());
+}
+
+void* NewRecordsKernel(TF_OpKernelConstruction* construction) {
+  const Status status(TF_NewStatus());
+  auto kernel = std::make_unique<Kernel>();
+  SetFrame(*kernel, construction, status);
+  return kernel.release();
+}
 
 void* NewRowsKernel(TF_OpKernelConstruction* construction) {
   const Status status(TF_NewStatus());
   auto kernel = std::make_unique<Kernel>();
   TF_OpKernelConstruction_GetAttrInt64(construction, "length", &kernel->length, status.get());
-  if (!Ok(status)) TF_OpKernelConstruction_Failure(construction, status.get());
+  if (Ok(status)) {
+    SetFrame(*kernel, construction, status);
+  } else {
+    TF_OpKernelConstruction_Failure(construction, status.get());
+  }
   return kernel.release();
 }
 
@@ -239,13 +267,13 @@ void ReadRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& stat
   auto* payload = static_cast<TF_TString*>(TF_TensorData(payloads.get()));
   auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead]);
+    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead], kernel.frame);
     const FileMap& map = maps[file[i]];
     ok[i] = start[i] >= 0 && size[i] >= 0 && start[i] <= length[i] && size[i] <= length[i] - start[i] &&
-            Lies(map, offset[i], length[i]);
+            Lies(map, offset[i], length[i], kernel.frame);
     if (!ok[i]) continue;
     auto* to = reinterpret_cast<uint8_t*>(TF_TString_ResizeUninitialized(&payload[i], size[i]));
-    ok[i] = CopyPart(to, map.data() + offset[i], length[i], start[i], size[i], check[i]);
+    ok[i] = CopyPart(to, map.data() + offset[i], length[i], start[i], size[i], check[i], kernel.frame);
     if (!ok[i]) TF_TString_ResizeUninitialized(&payload[i], 0);
   }
 }
@@ -279,9 +307,10 @@ void ReadRows(Kernel& kernel, TF_OpKernelContext* context, const Status& status)
   auto* row = length > 0 ? static_cast<uint8_t*>(TF_TensorData(rows.get())) : &nowhere;
   auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
   for (int64_t i = 0; i < n; ++i, row += length) {
-    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length);
+    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length, kernel.frame);
     const FileMap& map = maps[file[i]];
-    ok[i] = Lies(map, offset[i], length) && CopyWhole(row, map.data() + offset[i], length, check[i]);
+    ok[i] = Lies(map, offset[i], length, kernel.frame) &&
+            CopyWhole(row, map.data() + offset[i], length, check[i], kernel.frame);
     if (!ok[i]) std::memset(row, 0, length);
   }
 }
@@ -350,12 +379,12 @@ void ParseRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& sta
   Parser parse(layout.wanted);
   std::vector<uint8_t> payload;  // a copy: what was checked is what is parsed, whatever becomes of the file meanwhile
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead]);
+    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead], kFramed);
     const FileMap& map = maps[file[i]];
-    ok[i] = Lies(map, offset[i], length[i]);
+    ok[i] = Lies(map, offset[i], length[i], kFramed);
     if (ok[i]) {
       payload.resize(std::max(payload.size(), static_cast<size_t>(length[i])));
-      ok[i] = CopyWhole(payload.data(), map.data() + offset[i], length[i], check[i]) &&
+      ok[i] = CopyWhole(payload.data(), map.data() + offset[i], length[i], check[i], kFramed) &&
               parse(payload.data(), static_cast<size_t>(length[i]), row);
     }
     if (!ok[i]) {
@@ -419,9 +448,9 @@ bool Register(const Op& op) {
     {"files: string", "file: int32", "offset: int64", "length: int64", "start: int64", "size: int64", "check: bool",
      "state: int64"},
     {"payload: string", "ok: bool"},
-    {},
+    {"framed: bool = true"},
     OneForEach,
-    NewKernel,
+    NewRecordsKernel,
     Compute<ReadRecords>,
 });
 
@@ -429,7 +458,7 @@ bool Register(const Op& op) {
     "TfdistReadRows",
     {"files: string", "file: int32", "offset: int64", "check: bool", "state: int64"},
     {"rows: uint8", "ok: bool"},
-    {"length: int >= 0"},
+    {"length: int >= 0", "framed: bool = true"},
     UnknownShapes,
     NewRowsKernel,
     Compute<ReadRows>,

@@ -22,10 +22,10 @@ def command(force: bool) -> None:
     """Compile tfdist's own TensorFlow ops, and say where they are kept.
 
     They read records of TFRecord files (`tfdist.data.read`), reduce tensors of workers of one host in shared memory,
-    compress gradients (`tfdist.compression`), and record steps (`tfdist run --monitor`). The first process that needs
-    them compiles them, so this command is for places where nothing can be compiled later, such as images. It takes
-    seconds and a C++ compiler (g++). If the ops are missing, or TFDIST_NATIVE is 0, NumPy reads the same records, and
-    TensorFlow's ops do the same for gradients and steps.
+    compress gradients (`tfdist.compression`), record steps (`tfdist run --monitor`), and solve least squares
+    (`tfdist.native`). The first process that needs them compiles them, so this command is for places where nothing can
+    be compiled later, such as images. It takes seconds and a C++ compiler (g++). If the ops are missing, or
+    TFDIST_NATIVE is 0, NumPy reads the same records, and TensorFlow's ops do the same for gradients and steps.
 
     They are kept per versions of TensorFlow, C library and sources in TFDIST_CACHE_DIR, else $XDG_CACHE_HOME/tfdist,
     else ~/.cache/tfdist.

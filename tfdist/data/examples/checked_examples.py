@@ -179,14 +179,18 @@ class Examples:
     def column(self, name: str) -> NDArray[Any]:
         """Return an array of the index for all shards, such as ``value:label``; integers may have a smaller type."""
         if name not in self._columns:
-            parts: dict[str, list[NDArray[Any]]] = {key: [] for key in arrays_of(0, self.schema, self.manifest.layout)}
+            found: dict[str, NDArray[Any]] = {}
             for number, shard in enumerate(self.manifest.shards):
                 with self.binding.explained():  # it is not kept besides: of many examples, it takes most of the memory
                     part = self._indices.get(number) or self._load(shard)
-                for key, found in parts.items():
-                    found.append(_narrow(part.offsets if key == "offset" else part.columns[key]))
-            for key in list(parts):
-                self._columns[key] = np.concatenate(parts.pop(key))
+                for key in arrays_of(0, self.schema, self.manifest.layout):
+                    is_offset = key == "offset"  # of which each shard has one more than it has examples
+                    values = _narrow(part.offsets if is_offset else part.columns[key])
+                    begin, count = int(self.begins[number]), len(self)
+                    begin, count = (begin + number, count + len(self.begins) - 1) if is_offset else (begin, count)
+                    found[key] = _put(found.get(key), values, begin, count)
+                del part, values  # before the next one is loaded
+            self._columns |= found
         return self._columns[name]
 
     def integers(self, name: str) -> NDArray[Any]:
@@ -252,6 +256,15 @@ def _narrow(values: NDArray[Any]) -> NDArray[Any]:
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
             return values.astype(kind)
     return values
+
+
+def _put(whole: NDArray[Any] | None, values: NDArray[Any], begin: int, count: int) -> NDArray[Any]:
+    """Write a part into the array of all shards, of a type that holds both; memory is taken when it is written."""
+    if whole is None:
+        whole = np.empty((count, *values.shape[1:]), values.dtype)
+    whole = whole.astype(np.promote_types(whole.dtype, values.dtype), copy=False)
+    whole[begin : begin + len(values)] = values
+    return whole
 
 
 def payloads_of(examples: Examples, ids: NDArray[np.int64]) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
 
 _STEP = 4096  # examples that are looked at in one go
+_FILE = ""  # no feature can have this name
 _logger = logging.getLogger(__name__)
 _Ids = NDArray[np.int64]
 Columns = dict[str, Any]
@@ -42,6 +43,14 @@ class Computed(Examples):
     @abstractmethod
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         """Return features as arrays, or as lists of bytes or arrays if lengths differ; or raise CorruptDataError."""
+
+    def stored(self) -> dict[str, int | None]:
+        """Return the features whose bytes lie in the files as they are: their width, or None where it varies."""
+        return {}
+
+    def places(self, ids: _Ids) -> dict[str, tuple[_Ids, _Ids]]:
+        """Return the first byte and the size of each of these features, in the file of each example."""
+        return {}
 
     @property
     def paths(self) -> list[str] | None:
@@ -128,18 +137,34 @@ class ComputedFetcher:
         data = memoryview(encoded.data)
         return objects([bytes(data[a + record_framing.HEADER_BYTES : b - 4]) for a, b in spans]), weight
 
-    def _sound(self, ids: _Ids) -> tuple[Columns, NDArray[np.float32]]:
+    def stored(self) -> dict[str, int | None]:
+        """Return `Computed.stored`, without what has no bytes."""
+        return {name: width for name, width in self._computed.stored().items() if width != 0}
+
+    def places(self, ids: _Ids) -> tuple[NDArray[np.int32], Columns, NDArray[np.float32]]:
+        """Return the file of each example, `Computed.places` and its weight."""
+
+        def placed(ids: _Ids, names: list[str]) -> Columns:
+            return {_FILE: self._computed.locate(ids)[0], **self._computed.places(ids)}
+
+        found, weight = self._sound(ids, placed)
+        return found.pop(_FILE), found, weight
+
+    def _sound(
+        self, ids: _Ids, read: Callable[[_Ids, list[str]], Columns] | None = None
+    ) -> tuple[Columns, NDArray[np.float32]]:
+        read = read or self._read
         names, weight = list(self.examples.schema), np.ones(len(ids), np.float32)
         with self.examples.binding.reading(np.unique(self.examples.locate(ids)[0]).tolist()):
             try:
-                return self._read(ids, names), weight
+                return read(ids, names), weight
             except CorruptDataError:
                 if not self.skip:
                     raise
             weight[:] = [self._is_sound(number, names) for number in ids.tolist()]
             good = np.flatnonzero(weight)
             stand_in = int(ids[good[0]]) if len(good) else self._any_sound(int(ids[0]), names)
-            return self._read(np.where(weight > 0, ids, stand_in), names), weight
+            return read(np.where(weight > 0, ids, stand_in), names), weight
 
     def _read(self, ids: _Ids, names: list[str]) -> Columns:
         encoded = self._computed.encoded

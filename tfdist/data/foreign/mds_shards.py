@@ -42,6 +42,17 @@ class MdsShards(OffsetShards):
         }
         Foreign.__init__(self, files, Schema(features), self.described())
 
+    def stored(self) -> dict[str, int | None]:
+        texts: dict[str, int | None] = {name: None for name, one in self.schema.items() if one.dtype == TEXT}
+        return texts | self._widths
+
+    def places(self, ids: _Ids) -> dict[str, tuple[_Ids, _Ids]]:
+        found = {name: place for name, place in self.extents(ids).items() if name in self.stored()}
+        for name, width in self._widths.items():
+            if (found[name][1] != width).any():
+                raise self._odd(ids, found[name][1], name)
+        return found
+
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         extents = self.extents(ids)
         found: Columns = {}
@@ -63,8 +74,11 @@ class MdsShards(OffsetShards):
                 parsed = [self._parsed(*row, name) for row in zip(ids.tolist(), values, strict=True)]
                 found[name] = np.array(parsed, feature.dtype)
             else:
-                raise self.bad(int(ids[sizes != width][0]), f"its {name} is no {encoding}.")
+                raise self._odd(ids, sizes, name)
         return found
+
+    def _odd(self, ids: _Ids, sizes: _Ids, name: str) -> CorruptDataError:
+        return self.bad(int(ids[sizes != self._widths[name]][0]), f"its {name} is no {self._encodings[name]}.")
 
     def _parsed(self, number: int, value: bytes, name: str) -> Any:
         try:

@@ -6,6 +6,7 @@ size:NAME     uint32 ``[records]``: its bytes
 value:NAME    ``[records, ...]``: values of features with a fixed size
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from tfdist.data.format.schema import Schema, indexed_values, texts_of
 from tfdist.errors import CorruptDataError
 from tfdist.storage.directory import Storage
 
+_STEP = 1 << 16  # offsets that are checked at a time
 _HEADER_BYTES = 256  # of an array in a safetensors file, and more than it takes
 
 
@@ -44,20 +46,36 @@ class Index:
         wanted = arrays_of(shard.examples, schema, layout)
         if len(data) != shard.index.bytes or google_crc32c.value(data) != shard.index.crc32c:
             raise CorruptDataError(f"{name} is not what was written: its {len(data)} bytes have another checksum.")
-        try:
-            arrays = safetensors.numpy.load(data)
-        except Exception as error:  # what safetensors and NumPy raise about a stranger's file is not documented
-            raise CorruptDataError(f"{name} is not an index ({error}).", path=name) from error
-        for key, (dtype, shape) in wanted.items():
-            if key not in arrays or arrays[key].dtype != dtype or arrays[key].shape != shape:
-                raise CorruptDataError(
-                    f"{name} has no array {key!r} of {dtype} and shape {shape}.", name=key, path=name
-                )
+        arrays = {key: _view(data, key, dtype, shape, name) for key, (dtype, shape) in wanted.items()}
         offsets = arrays["offset"]
-        inside = (offsets >= 0) & (offsets <= shard.bytes)  # first, so that differences cannot overflow
-        if not inside.all() or (np.diff(offsets) < record_framing.OVERHEAD_BYTES).any():
+        if not all(_rise(offsets[at : at + _STEP + 1], shard.bytes) for at in range(0, shard.examples + 1, _STEP)):
             raise CorruptDataError(f"{name} has records outside of {shard.file}.")
         return cls(offsets, {key: arrays[key] for key in wanted if key != "offset"})
+
+
+def _view(data: bytes, key: str, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """An array of a safetensors file without a copy, which `safetensors.numpy.load` makes of all of them."""
+    kind = "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
+    count = math.prod(shape)
+    try:
+        end = 8 + int.from_bytes(data[:8], "little")
+        about = json.loads(data[8:end]).get(key, {"dtype": None})
+        if about["dtype"] != kind or tuple(about["shape"]) != shape:
+            raise CorruptDataError(f"{name} has no array {key!r} of {dtype} and shape {shape}.", name=key, path=name)
+        begin, last = about["data_offsets"]
+        if begin < 0 or last - begin != count * dtype.itemsize:
+            raise ValueError(f"{key} has the bytes {begin} to {last}")
+        return np.frombuffer(data, dtype, count, end + begin).reshape(shape)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, CorruptDataError):
+            raise
+        raise CorruptDataError(f"{name} is not an index ({error!r}).", path=name) from error
+
+
+def _rise(offsets: NDArray[np.int64], last: int) -> bool:
+    """Offsets lie in a file and leave room for the frames of records."""
+    inside = (offsets >= 0) & (offsets <= last)  # first, so that differences cannot overflow
+    return bool(inside.all() and (np.diff(offsets) >= record_framing.OVERHEAD_BYTES).all())
 
 
 def arrays_of(count: int, schema: Schema, layout: str) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 VERSION = 1
 TABLE = 4096
 _AT_ONCE = 1 << 16  # positions
+_MANY = 1 << 10  # values: for more of them, calls with keys of their own cost less than arrays of keys
 _KEPT_BLOCKS = 4
 Ids = NDArray[np.int64]
 
@@ -77,7 +78,7 @@ class Permutation:
 
 
 def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[Any]]) -> list[Ids]:
-    """Each permutation's values at its positions; values outside go through the networks together, in fewer calls."""
+    """Each permutation's values at its positions; the last ones outside go through the networks together."""
     found: list[Any] = []
     outside: list[Ids] = []  # which values of which permutation
     for one, at in zip(permutations, positions, strict=True):
@@ -86,8 +87,14 @@ def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[An
             outside.append(np.zeros(0, np.int64))
             continue
         masks, shift = [np.uint32(mask) for mask in one.masks], np.uint64(one.masks[1].bit_length())
-        found.append(_network(at.astype(np.uint64), masks, shift, one.keys))
-        outside.append(np.flatnonzero(found[-1] >= one.size))
+        values = _network(at.astype(np.uint64), masks, shift, one.keys)
+        walking = np.flatnonzero(values >= one.size)
+        while len(walking) > _MANY:
+            again = _network(values[walking], masks, shift, one.keys)
+            values[walking] = again
+            walking = walking[again >= one.size]
+        found.append(values)
+        outside.append(walking)
     which = np.repeat(np.arange(len(outside)), [len(part) for part in outside])
     if not which.size:
         return [values.astype(np.int64, copy=False) for values in found]

@@ -14,7 +14,7 @@ from tfdist import validation
 from tfdist.cluster.shares import Share, Shares
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.data.examples.checked_examples import Examples
-from tfdist.data.examples.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
+from tfdist.data.examples.fetch import PAYLOAD, keep_freed_memory
 from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.order import batch_positions, epoch_orders
@@ -24,13 +24,13 @@ from tfdist.data.order.mixtures import Chosen
 from tfdist.data.reading import tensor_columns, user_functions
 from tfdist.data.reading.element_roles import Pads, padded
 from tfdist.data.reading.example_cache import DecodedCache
+from tfdist.data.reading.stored_reader import reader_of
 from tfdist.data.reading.user_functions import mapped
 from tfdist.data.reading.view import View
 from tfdist.errors import ConfigError, TfdistError
 
 _PREFETCHED = 2  # batches
 _MOST_AT_ONCE = 16
-_LARGE_BATCH = 1 << 20  # bytes
 _EARLY = 2  # chunks of batches that are prepared at once
 
 Features = dict[str, Any]
@@ -57,7 +57,7 @@ class Pipeline:
         weighs: bool,
         prior: Callable[[epoch_orders.Order, str | None], Prior],
         order_of: Callable[[Manifest], epoch_orders.Order],
-        native: Any,
+        uses_ops: bool,
     ) -> None:
         examples = view.examples
         self.view = view
@@ -83,14 +83,7 @@ class Pipeline:
         self.prior = prior
         self._order_of = order_of
         keep_freed_memory()
-        if cache is not None:
-            self._reader: tensor_columns.ColumnReader = tensor_columns.WhenAsked(fetcher)
-        elif native is not None and isinstance(fetcher, Fetcher) and isinstance(fetcher.source, MappedBytes):
-            self._reader = tensor_columns.ByOps(fetcher, native, fetcher.source.paths)
-        else:
-            self._reader = tensor_columns.ByNumpy(fetcher)
-            if self._reader.mean_bytes * global_batch_size > _LARGE_BATCH:  # to cut up several costs more than a call
-                self._reader = tensor_columns.WhenAsked(fetcher)
+        self._reader = reader_of(fetcher, global_batch_size, uses_ops=uses_ops, caches=cache is not None)
 
     def batches(self, start: int = 0) -> batch_positions.Batches:
         """The batches of an epoch of which ``start`` examples have been consumed."""

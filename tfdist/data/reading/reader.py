@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist import native, validation
+from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.feature_values import label_columns
 from tfdist.data.foreign.foreign_files import EXAMPLES
@@ -198,7 +198,7 @@ def read(
         finish=named.element,
         weighs=tail == "pad" or on_corrupt == "skip",
         prior=functools.partial(_prior, view, named.label),
-        native=None if ops is False or cache is not None or examples.paths is None else native.records(),
+        uses_ops=ops is not False,
     )
     position = position_of(pipeline, None if state is None else dict(state), is_newest=resume == "newest")
     return Reading(pipeline, position, device)

@@ -84,10 +84,10 @@ def _column(template: example.Template, name: str, rows: tf.Tensor) -> tf.Tensor
         shifts = tf.constant([7 * place for place in range(size)], tf.int64)
         groups = tf.cast(tf.bitwise.bitwise_and(part, tf.constant(0x7F, tf.uint8)), tf.int64)
         return tf.cast(tf.reduce_sum(tf.bitwise.left_shift(groups, shifts), axis=1), dtype_of(feature))
-    return _from_bytes(feature, part)
+    return from_bytes(feature, part)
 
 
-def _from_bytes(feature: Feature, part: tf.Tensor) -> tf.Tensor:
+def from_bytes(feature: Feature, part: tf.Tensor) -> tf.Tensor:
     dtype, count = dtype_of(feature), tf.shape(part)[0]
     shape = [count, *(dim or 0 for dim in feature.shape)]
     if dtype == tf.bool:
@@ -119,7 +119,7 @@ def from_stored(schema: Schema, values: Sequence[tf.Tensor]) -> dict[str, tf.Ten
     for (name, feature), value in zip(schema.items(), values, strict=True):
         shape = [tf.shape(value)[0], *(dim or 0 for dim in feature.shape)]
         is_raw = feature.encoding == "raw"
-        found[name] = _from_bytes(feature, value) if is_raw else tf.reshape(_cast(feature, value), shape)
+        found[name] = from_bytes(feature, value) if is_raw else tf.reshape(_cast(feature, value), shape)
     return found
 
 
@@ -222,7 +222,7 @@ class ByOps:
         """Read by the ops; a batch with a corrupt or odd example or of a replaced file goes to NumPy and TensorFlow."""
         columns, ok = self._parsed_by_ops(found) if self.parses else self._by_ops(found)
         asked = WhenAsked(self._fetcher)
-        return _either(
+        return either_read(
             tf.reduce_all(ok),
             lambda: (_parsed(self._fetcher, columns), tf.ones_like(ids, tf.float32)),
             lambda: asked.late(ids, []),
@@ -273,7 +273,7 @@ class ByOps:
         return {name: columns[name] for name in self._fetcher.names}, ok
 
 
-def _either(holds: tf.Tensor, one: Callable[[], Read], other: Callable[[], Read]) -> Read:
+def either_read(holds: tf.Tensor, one: Callable[[], Read], other: Callable[[], Read]) -> Read:
     """One or the other; their columns may be ragged."""
     structure: list[Any] = []
 

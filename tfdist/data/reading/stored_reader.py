@@ -1,0 +1,105 @@
+"""The choice of what reads columns, and a reader of values that lie in files of other libraries as they are."""
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfdist import native
+from tfdist.data.examples.computed_examples import ComputedFetcher
+from tfdist.data.examples.fetch import Fetcher, MappedBytes
+from tfdist.data.examples.joined_columns import ColumnFetcher
+from tfdist.data.order.epoch_orders import Ids
+from tfdist.data.reading.tensor_columns import (
+    ByNumpy,
+    ByOps,
+    ColumnReader,
+    Columns,
+    Read,
+    Spec,
+    WhenAsked,
+    either_read,
+    from_bytes,
+)
+
+_LARGE_BATCH = 1 << 20  # bytes
+_EXAMPLES = 8192  # whose places are found at once
+
+
+class StoredByOps:
+    """Finds the places of values early, and copies them once, by the compiled ops; `stored_reader` returns one.
+
+    A batch from a file that was replaced goes to NumPy, which says so.
+    """
+
+    examples = _EXAMPLES
+
+    def __init__(self, fetcher: ComputedFetcher, ops: native.Records, paths: list[str]) -> None:
+        self._fetcher = fetcher
+        self._ops = ops
+        self._paths = paths
+        self._states = fetcher.examples.binding.states()
+        self._schema = fetcher.examples.schema
+        self._widths = fetcher.stored()
+        place: Spec = (tf.int64, [])
+        self._lengths = [name for name in self._schema if self._widths[name] is None]
+        self.specs: list[Spec] = [
+            (tf.int32, []),
+            *[place] * (len(self._schema) + len(self._lengths)),
+            (tf.float32, []),
+        ]
+
+    def early(self, ids: Ids) -> list[NDArray[Any]]:
+        """Return the file of each example, the first byte of each feature, sizes that vary, and weights."""
+        file, places, sound = self._fetcher.places(ids)
+        begins, sizes = [places[name][0] for name in self._schema], [places[name][1] for name in self._lengths]
+        return [file, *begins, *sizes, sound]
+
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
+        """Read a batch."""
+        file, *rest, sound = found
+        begins = dict(zip(self._schema, rest, strict=False))
+        sizes = dict(zip(self._lengths, rest[len(self._schema) :], strict=True))
+        files, unchecked, ok = tf.constant(self._paths), tf.zeros_like(file, tf.bool), tf.ones_like(file, tf.bool)
+        columns: Columns = {}
+        for name, feature in self._schema.items():
+            begin, width = begins[name], self._widths[name]
+            if width is None:
+                size = sizes[name]
+                columns[name], is_there = self._ops.read_records(
+                    *(files, file, begin, size, tf.zeros_like(size), size, unchecked), state=self._states, framed=False
+                )
+            else:
+                rows, is_there = self._ops.read_rows(
+                    *(files, file, begin, unchecked, width), state=self._states, framed=False
+                )
+                columns[name] = from_bytes(feature, rows)
+            ok = tf.logical_and(ok, is_there)
+        return either_read(tf.reduce_all(ok), lambda: (columns, sound), lambda: WhenAsked(self._fetcher).late(ids, []))
+
+
+def stored_reader(fetcher: ColumnFetcher) -> StoredByOps | None:
+    """Return a reader by the compiled ops; None where they are missing, or values have to be computed."""
+    if not isinstance(fetcher, ComputedFetcher) or fetcher.stored().keys() != set(fetcher.names):
+        return None
+    if (ops := native.records()) is None:
+        return None
+    examples = fetcher.examples
+    paths = [str(Path(str(examples.storage.local), shard.file)) for shard in examples.manifest.shards]
+    return StoredByOps(fetcher, ops, paths)
+
+
+def reader_of(fetcher: ColumnFetcher, global_batch_size: int, *, uses_ops: bool, caches: bool) -> ColumnReader:
+    """Return the fastest reader of these examples; `caches`: a batch may be known without being read."""
+    if caches:
+        return WhenAsked(fetcher)
+    if uses_ops and (stored := stored_reader(fetcher)) is not None:
+        return stored
+    if uses_ops and isinstance(fetcher, Fetcher) and isinstance(fetcher.source, MappedBytes):
+        ops = native.records()
+        if ops is not None:
+            return ByOps(fetcher, ops, fetcher.source.paths)
+    early = ByNumpy(fetcher)
+    # to cut up several large batches costs more than a call for each
+    return WhenAsked(fetcher) if early.mean_bytes * global_batch_size > _LARGE_BATCH else early
