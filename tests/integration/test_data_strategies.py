@@ -131,9 +131,7 @@ def test_a_worker_looks_up_its_slice_alone(strategy: str, ops: bool, call: Pools
         assert max(shares) - min(shares) <= STEPS["keep"]  # parts of a batch differ by one example at most
 
 
-@pytest.mark.parametrize(
-    ("size", "tail", "left", "then"), [("41", "pad", 17 + 7, "one"), ("37", "keep", 13, "ring")]
-)
+@pytest.mark.parametrize(("size", "tail", "left", "then"), [("41", "pad", 17 + 7, "one"), ("37", "keep", 13, "ring")])
 def test_what_two_workers_began_one_or_three_end(
     size: str, tail: str, left: int, then: str, call: Pools, folders: dict[str, str], one: Any
 ) -> None:

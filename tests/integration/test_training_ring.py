@@ -264,6 +264,8 @@ def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Pa
     assert lines[0] == lines[1]
 
 
+# In workers: test_training_multi_worker.py. On replicas: test_training_mirrored.py and the row of the matrix.
+@pytest.mark.release
 def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(
     pools: dict[tuple[int, int], WorkerPool],
 ) -> None:
