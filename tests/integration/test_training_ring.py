@@ -68,18 +68,18 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "replicas", "among"),
+    ("workers", "replicas", "options"),
     # What several replicas of a process change is the same for every dtype; multi-worker has all of them.
     [
-        (3, 1, [("mean", None), ("mean", "float16"), ("adasum", "bfloat16")]),
-        (2, 2, [("mean", "bfloat16"), ("adasum", None)]),
+        (3, 1, {"among": [("mean", None), ("mean", "float16"), ("adasum", "bfloat16")]}),
+        (2, 2, {"among": [("mean", "bfloat16"), ("adasum", None)], "briefly": ["adasum"]}),
     ],
 )
 def test_reducers_give_the_gradients_of_one_device(
-    pools: dict[tuple[int, int], WorkerPool], workers: int, replicas: int, among: list[tuple[str, str | None]]
+    pools: dict[tuple[int, int], WorkerPool], workers: int, replicas: int, options: dict[str, Any]
 ) -> None:
     pool = pools[workers, replicas]
-    answers = pool.call("reducer_cases:collectives", {"among": among}, timeout_seconds=DEADLINE_SECONDS)
+    answers = pool.call("reducer_cases:collectives", options, timeout_seconds=DEADLINE_SECONDS)
     assert not any(reply.value != [] for reply in answers), answers
 
 
