@@ -3,7 +3,6 @@
 import contextlib
 import io
 import re
-import shutil
 import tempfile
 import zlib
 from pathlib import Path
@@ -21,6 +20,7 @@ import tfdist.strategies
 from benchmarks.parallel import sharding_formulas as formulas
 from tests.integration.cases import refusal_fields
 from tests.integration.cases.optimizers_of_ones_own import Counts, OwnApply, Unknown
+from tests.integration.cases.resuming import Killed
 from tfdist import errors
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow.meshes import sharded_variable
@@ -324,19 +324,6 @@ def chief_saves_alone(folder: str) -> str:
     return said
 
 
-class Killed(keras.callbacks.Callback):
-    """Keeps what there would be of a backup if all were killed before a step, and goes on."""
-
-    def __init__(self, step: int, backup: Path, kept: Path) -> None:
-        super().__init__()
-        self.left, self.backup, self.kept = step, backup, kept
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.left -= 1
-        if self.left == -1 and RANK == 0:
-            shutil.copytree(self.backup, self.kept)
-
-
 RESUMED = {
     "adam, accumulating": lambda: kinds.Adam(0.05, gradient_accumulation_steps=2, global_clipnorm=0.5),
     "adafactor": lambda: kinds.Adafactor(0.05),
@@ -353,7 +340,7 @@ def begun(folder: str, names: list[str]) -> dict[str, Any]:
     for name in names:
         place = Path(folder) / "of all" / name
         backup = tfdist.callbacks.BackupAndRestore(place, 3, asynchronous=False)
-        killed = Killed(4, place, Path(folder) / name)
+        killed = Killed(4, place, Path(folder) / name, keeps=RANK == 0)
         never = trained("plain", RESUMED[name], STRATEGY.scope(), callbacks=[backup, killed])
         found[name] = [one.tolist() for one in [*never.get_weights(), *slots(never)]]
         STRATEGY.workers.gather([0])
