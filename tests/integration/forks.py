@@ -59,7 +59,7 @@ MODULES = (
 )
 # They change how TensorFlow traces and finds kernels, in all forks, the first of them before TensorFlow is imported;
 # `make test-unpatched` sets the variable and leaves them out.
-PATCHES = tuple(f"tests.integration.without_{what}" for what in ("searches", "lookups", "stacks"))
+PATCHES = tuple(f"tests.integration.without_{what}" for what in ("searches", "lookups", "slices", "stacks"))
 UNPATCHED = "TESTS_UNPATCHED"
 
 

@@ -59,6 +59,27 @@ uses = _pywrap_util_port.IsMklEnabled()
 print("asks" if (asked() > before[0]) == uses else "does not ask", "and searches", searched() - before[1])
 """
 
+SLICED = """
+import keras, numpy as np
+from tests.integration import without_slices
+
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+kernel, bias = model.get_weights()
+for rows in (np.eye(3), 2 * np.eye(3)[::-1]):
+    assert np.allclose(model.predict(rows, batch_size=2, verbose=0), rows @ kernel + bias)
+print("keeps", len(without_slices._kept))
+model.predict(np.eye(3)[:2], batch_size=2, verbose=0)
+print("and keeps", len(without_slices._kept))
+orders = []
+for seed in (1, 2):
+    keras.utils.set_random_seed(seed)
+    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: orders.append(logs["loss"]))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(np.diag([1.0, 20.0, 300.0]), np.ones((3, 1)), batch_size=1, verbose=0, callbacks=[seen], epochs=3)
+print("orders differ", orders[:9] != orders[9:])
+"""
+
 
 def run(forking: Forks, folder: Path, text: str) -> str:
     script = folder / "script.py"
@@ -94,3 +115,10 @@ def test_operations_without_resources_are_not_asked_for_them(forking: Forks, tmp
 def test_kernels_are_not_searched_for_those_of_onednn(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, SEARCHED)
     assert "asks and searches 0\n" in said, "TensorFlow asks in another place: all tests cost more"
+
+
+def test_how_batches_of_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(forking: Forks, tmp_path: Path) -> None:
+    said = run(forking, tmp_path, SLICED)
+    assert "keeps 3\n" in said, "Keras traces other functions: all tests cost more"
+    assert "and keeps 6\n" in said  # of another number of rows
+    assert "orders differ True" in said

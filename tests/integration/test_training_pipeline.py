@@ -276,14 +276,13 @@ def test_a_saved_model_is_one_ordinary_file(two: WorkerPool, tmp_path: Path) -> 
 
 
 def test_slots_and_weights_in_parts_are_saved_whole_and_go_on_on_other_meshes(four: WorkerPool, tmp_path: Path) -> None:
-    options = {"layout_map": "auto", "shard_optimizer": 1}
-    folder = str(tmp_path / "model")
-    for found in call(four, "saved", mesh="data=2,pipeline=1,model=2", folder=folder, predicts=False, **options):
-        assert found["far"] == {"one device": 0.0, "stages": 0.0}
+    options = {"layout_map": "auto", "shard_optimizer": 1, "saves": True}
     meshes = ["data=2,pipeline=1,model=2", PARTS, None]
-    (found, *_) = call(four, "resumed", folder=str(tmp_path), meshes=meshes, **options)
+    (found, *others) = call(four, "resumed", folder=str(tmp_path), meshes=meshes, **options)
     assert found["steps"] == 9
     assert found["far"] < 1e-5
+    assert found["loaded"] == {"one device": 0.0, "stages": 0.0}
+    assert [one["loaded"] for one in others] == [{"stages": 0.0}] * 3
 
 
 def test_a_training_goes_on_with_other_stages(two: WorkerPool, tmp_path: Path) -> None:

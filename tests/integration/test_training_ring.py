@@ -69,8 +69,11 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "replicas", "options"),
-    # what several replicas of a process change is the same for every dtype
-    [(3, 1, {}), (2, 2, {"among": [("mean", "bfloat16"), ("adasum", None)]})],
+    # What several replicas of a process change is the same for every dtype; multi-worker has all of them.
+    [
+        (3, 1, {"among": [("mean", None), ("mean", "float16"), ("adasum", "bfloat16")]}),
+        (2, 2, {"among": [("mean", "bfloat16"), ("adasum", None)], "briefly": ["adasum"]}),
+    ],
 )
 def test_reducers_give_the_gradients_of_one_device(
     pools: dict[tuple[int, int], WorkerPool], workers: int, replicas: int, options: dict[str, Any]
@@ -261,6 +264,8 @@ def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Pa
     assert lines[0] == lines[1]
 
 
+# In workers: test_training_multi_worker.py. On replicas: test_training_mirrored.py and the row of the matrix.
+@pytest.mark.release
 def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(
     pools: dict[tuple[int, int], WorkerPool],
 ) -> None:

@@ -110,7 +110,7 @@ def dropout_masks() -> dict[str, Any]:
 
         def train_step(self, data: Any) -> Any:
             with tf.GradientTape() as tape:
-                mask = self.dropout(tf.ones((1, 64)), training=True)
+                mask = self.dropout(tf.ones((1, 24)), training=True)
                 loss = self.bias * tf.reduce_mean(data[0])
             self.optimizer.apply(tape.gradient(loss, [self.bias.value]), [self.bias])
             context = tf.distribute.get_replica_context()
@@ -216,8 +216,9 @@ def optimizers_outside_of_replicas() -> dict[str, Any]:
         def apply() -> None:
             optimizer.apply([tf.constant([1.0, 0.0, -2.0])], [weight])
 
+        run = tf.function(apply) if traced else apply
         for _ in range(5):
-            (tf.function(apply) if traced else apply)()
+            run()
         values = [copy.numpy().tolist() for copy in STRATEGY.experimental_local_results(weight.value)]
         return {"copies": values, "iterations": int(optimizer.iterations.numpy())}
 

@@ -365,22 +365,21 @@ def order(mesh: str, **options: Any) -> list[Any]:
     return ["".join(notes[::per_stage]), "".join(wanted), max(map(traces.count, traces))]
 
 
-def saved(mesh: str, folder: str, *, predicts: bool = True, **options: Any) -> dict[str, Any]:
+def saved(mesh: str, folder: str) -> dict[str, Any]:
     """Save from all processes; return how far what is loaded, on one device and in stages, is from what was saved."""
-    with strategy(mesh, **options).scope():
+    with strategy(mesh).scope():
         model, x, y = made("branches")
     x, y = keras.tree.map_structure(lambda one: one[:EVEN], (x, y))
     checkpoint = keras.callbacks.ModelCheckpoint(f"{folder}/last.keras")
     model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[checkpoint])
     both = {"one device": keras.models.load_model(f"{folder}/last.keras")}
-    with strategy(mesh, **options).scope():
+    with strategy(mesh).scope():
         both["stages"] = keras.models.load_model(f"{folder}/last.keras")
-    models = {"": model, **both} if predicts else {}
-    predicted = {name: one.predict(x, batch_size=BATCH, verbose=0) for name, one in models.items()}
+    predicted = {name: one.predict(x, batch_size=BATCH, verbose=0) for name, one in {"": model, **both}.items()}
     wanted = _state(model)
     return {
         "far": {name: far(wanted, _state(one)) for name, one in both.items()},
-        "rows": max((far(predicted[""], one) for one in predicted.values()), default=0.0),
+        "rows": max(far(predicted[""], one) for one in predicted.values()),
         "files": sorted(os.listdir(folder)),
     }
 
@@ -389,17 +388,18 @@ def _state(model: keras.Model) -> list[np.ndarray]:
     return [np.asarray(variable) for variable in [*model.weights, *model.optimizer.variables]]
 
 
-def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, float]:
+def resumed(folder: str, meshes: list[str | None], *, saves: bool = False, **options: Any) -> dict[str, Any]:
     """Train on one mesh after another, each from the other's backup; return how far from one device it ends.
 
     A mesh with the axis batch is one of model parallelism. On one device, None, the first process alone goes on; others
-    return nothing.
+    return nothing. If asked to, save the model of the first mesh, and say how far what is loaded is from it.
     """
-    folder = f"{folder}/backup"
+    file, folder = f"{folder}/saved.keras", f"{folder}/backup"
+    loaded: dict[str, float] = {}
     three_batches: dict[str, Any] = {"batch_size": EVEN // 3, "epochs": 3, "shuffle": False, "verbose": 0}
     for turn, mesh in enumerate(meshes):
         if mesh is None and RANK:
-            return {}
+            return {"loaded": loaded}
         if mesh is None:
             scope: Any = contextlib.nullcontext()
         elif mesh.startswith("batch"):
@@ -415,12 +415,25 @@ def resumed(folder: str, meshes: list[str | None], **options: Any) -> dict[str, 
         callbacks += [] if turn == len(meshes) - 1 else [Interrupt(2 + 2 * turn)]
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(x[:EVEN], y[:EVEN], **three_batches, callbacks=callbacks)
+        if saves and turn == 0:
+            loaded = _saved_and_loaded(model, file, strategy(str(mesh), **options))
     ours = _state(model)
     if RANK:
-        return {}
+        return {"loaded": loaded}
     one, x, y = made_alone("mlp-adamw")
     one.fit(x[:EVEN], y[:EVEN], **three_batches)
-    return {"far": far(ours, _state(one)), "steps": float(model.optimizer.iterations.numpy())}
+    return {"far": far(ours, _state(one)), "steps": float(model.optimizer.iterations.numpy()), "loaded": loaded}
+
+
+def _saved_and_loaded(model: keras.Model, file: str, over: Any) -> dict[str, float]:
+    """Save from all processes; return how far what is loaded, by the first on one device and in stages, is from it."""
+    wanted = _state(model)
+    model.save(file)
+    with over.scope():
+        both = {"stages": keras.models.load_model(file)}
+    if RANK == 0:
+        both["one device"] = keras.models.load_model(file)
+    return {name: far(wanted, _state(one)) for name, one in both.items()}
 
 
 def dropped(mesh: str) -> list[Any]:

@@ -28,11 +28,18 @@ TOLERANCES = {None: 1e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 CHOICES = (("mean", None), ("mean", "float16"), ("mean", "bfloat16"), ("adasum", None), ("adasum", "bfloat16"))
 
 
-def battery(meet: Meet, replicas: int, *, among: Sequence[tuple[str, str | None]] = CHOICES) -> list[str]:
-    """Return what is wrong with the gradients that replicas reduce to, under these choices, by sentences."""
+def battery(
+    meet: Meet, replicas: int, *, among: Sequence[tuple[str, str | None]] = CHOICES, briefly: Sequence[str] = ()
+) -> list[str]:
+    """Return what is wrong with the gradients that replicas reduce to, under these choices, by sentences.
+
+    Of kinds that are tried briefly, rows and other dtypes are left out.
+    """
     wrong = []
     for kind, wire_dtype in among:
         choices, lists = Choices(kind, wire_dtype), _lists(replicas)
+        if kind in briefly:
+            del lists["all kinds"]
         cases = [("uneven", *one) for one in lists.items()]
         cases += [(shares, "two sizes", lists["two sizes"]) for shares in ("even", "weighed before")]
         cases += [("weighed before", "a scalar", lists["a scalar"])]
@@ -53,7 +60,7 @@ def _job(shares: str, made: list[list[Gradient]]) -> Job:
     return weights, [[one if weight else one.mapped(_nan) for one in own] for own, weight in pairs]
 
 
-def collectives(among: Sequence[tuple[str, str | None]] = CHOICES) -> list[str]:
+def collectives(among: Sequence[tuple[str, str | None]] = CHOICES, briefly: Sequence[str] = ()) -> list[str]:
     """Run the battery over the replicas of the strategy of this process and its like."""
     strategy = tfdist.strategies.from_environment()
 
@@ -73,7 +80,8 @@ def collectives(among: Sequence[tuple[str, str | None]] = CHOICES) -> list[str]:
         locally = tf_strategies.local_values(strategy, step(tf.constant(0, tf.int64)))
         return [[_with(own[job], given[0]) for own in locally] for job, (_, given) in enumerate(jobs)]
 
-    return [*battery(meet, tf_strategies.replica_count(strategy), among=among), *remembered(strategy)]
+    found = battery(meet, tf_strategies.replica_count(strategy), among=among, briefly=briefly)
+    return [*found, *remembered(strategy)]
 
 
 def remembered(strategy: Any) -> Iterator[str]:

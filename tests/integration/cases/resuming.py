@@ -1,5 +1,7 @@
 """Helpers of cases with interrupted trainings: the interruption, and the distance of two lists of arrays."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,6 +18,19 @@ class Interrupt(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.model.optimizer.iterations == self.after:
             raise KeyboardInterrupt
+
+
+class Killed(keras.callbacks.Callback):
+    """Keeps what there would be of a backup if all were killed before a step, and goes on."""
+
+    def __init__(self, step: int, backup: Path, kept: Path, *, keeps: bool) -> None:
+        super().__init__()
+        self.left, self.backup, self.kept, self.keeps = step, backup, kept, keeps
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == -1 and self.keeps:
+            shutil.copytree(self.backup, self.kept)
 
 
 def far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:

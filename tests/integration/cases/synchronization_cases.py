@@ -78,12 +78,15 @@ def network(optimizer: str, *, normalizes: bool = False, **options: Any) -> kera
     return model
 
 
-def trained(synchronization: str | None, optimizer: str, *, epochs: int = 2, **options: Any) -> dict[str, Any]:
-    """Train over all workers, and return what is seen at the end."""
+def trained(
+    synchronization: str | None, optimizer: str, *, epochs: int = 2, validates: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Train over all workers, and return what is seen at the end; of losses only where somebody compares them."""
     chosen = strategy(synchronization)
     with chosen.scope():
         model = network(optimizer, **options)
-    history = model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, validation_data=(X, Y))
+    other = (X, Y) if validates else None
+    history = model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, validation_data=other)
     return {"weights": flat(model.get_weights()), "history": history.history}
 
 
@@ -150,7 +153,7 @@ class Simulation:
 def local_sgd(every: int, optimizer: str, normalizes: bool, moments: bool = True, inside: int = 1) -> dict[str, Any]:
     """Return the end of a training of local steps, and of its simulation."""
     text = f"local-sgd:every={every},average_moments={str(moments).lower()},inside={inside}"
-    seen = trained(text, optimizer, normalizes=normalizes)
+    seen = trained(text, optimizer, normalizes=normalizes, validates=True)
     if RANK:
         return seen
     simulation = Simulation(optimizer, normalizes=normalizes, inside=inside)
@@ -188,8 +191,8 @@ def everything(model: keras.Model) -> list[Any]:
 
 def data_parallel(optimizer: str, normalizes: bool) -> dict[str, Any]:
     """Return the ends of a training that meets in every step, and of data parallelism."""
-    met = trained("local-sgd:every=1", optimizer, normalizes=normalizes)
-    return {"met": met, "reduced": trained(None, optimizer, normalizes=normalizes)}
+    ends = {"met": "local-sgd:every=1", "reduced": None}
+    return {name: trained(text, optimizer, normalizes=normalizes, validates=True) for name, text in ends.items()}
 
 
 def same_ends(names: list[str], optimizer: str) -> list[list[float]]:

@@ -120,7 +120,7 @@ def generative_adversarial_network(ctx: Context) -> Outcome:
 
 @feature()
 def gradient_penalty(ctx: Context) -> Outcome:
-    """A WGAN-GP without call: three steps of the discriminator for one of the generator, a gradient of a gradient."""
+    """A WGAN-GP without call: two steps of the discriminator for one of the generator, a gradient of a gradient."""
 
     class Wasserstein(keras.Model):
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def gradient_penalty(ctx: Context) -> Outcome:
         def train_step(self, data: Any) -> dict[str, Any]:
             real, noise = data
             ops = keras.ops
-            for _ in range(3):
+            for _ in range(2):
                 with tf.GradientTape() as tape:
                     made = self.generator(noise, training=True)
                     d_loss = ops.mean(self.discriminator(made)) - ops.mean(self.discriminator(real))
