@@ -225,7 +225,7 @@ def run_tfdist(arguments: list[str]) -> None:
     if arguments[0] == "plan" or arguments[:2] == [
         "parallel",
         "plan",
-    ]:  # which measure a script in processes of its own
+    ]:  # which profile a script in processes
         from tfdist.tune import profiling
 
         replace_subprocess(Probes(server), profiling)
