@@ -218,11 +218,12 @@ class Forks:
     @contextlib.contextmanager
     def for_task_pools(self) -> Iterator[None]:
         """Let every task pool of this process fork its processes in the block."""
-        own, task_pool.subprocess = task_pool.subprocess, TaskProcesses(self.server)  # type: ignore[assignment]
+        of_the_module = vars(task_pool)
+        own, of_the_module["subprocess"] = of_the_module["subprocess"], TaskProcesses(self.server)
         try:
             yield
         finally:
-            task_pool.subprocess = own
+            of_the_module["subprocess"] = own
 
     @contextlib.contextmanager
     def with_more(self, *modules: str) -> Iterator["Forks"]:
