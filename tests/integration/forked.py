@@ -222,10 +222,7 @@ def run_tfdist(arguments: list[str]) -> None:
         from tfdist.tune.search import trial_slots
 
         vars(trial_slots)["ForkServer"] = Trials(server)
-    if arguments[0] == "plan" or arguments[:2] == [
-        "parallel",
-        "plan",
-    ]:  # which profile a script in processes
+    if "plan" in arguments[:2]:  # `plan` and `parallel plan` profile a script in processes
         from tfdist.tune import profiling
 
         replace_subprocess(Probes(server), profiling)
