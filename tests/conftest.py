@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -167,8 +168,15 @@ def _turn(item: pytest.Item) -> int:
     return LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let Keras be imported without scikit-learn and matplotlib, for which it has no use here: more than a second."""
+    sys.path.insert(0, light.FOLDER)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let Python not search for garbage among what was imported and collected, which stays: a second each time."""
+    sys.path.remove(light.FOLDER)  # tests may draw, and load the digits
     gc.freeze()
 
 

@@ -20,11 +20,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO
 
-from tests.integration.forks import HELD, KERNEL, OPTIMIZED, PATCHES, SERVER, TAKEN_APART, Fork, Forks, Jobs, wait_for
+from tests.integration.forks import (
+    HELD,
+    KERNEL,
+    OPTIMIZED,
+    PATCHES,
+    SERVER,
+    TAKEN_APART,
+    TASKS,
+    Fork,
+    Forks,
+    Jobs,
+    wait_for,
+)
 from tests.integration.light import python_path
 from tfdist.processes import forking
 from tfdist.processes.fork_server import ForkServer
-from tfdist.processes.pool import pool_worker
+from tfdist.processes.pool import pool_worker, task_worker
 
 
 class Child:
@@ -181,6 +193,14 @@ def run_kernel(arguments: list[str]) -> None:
         kernelapp.launch_new_instance()
 
 
+def measure_shortly() -> None:
+    """Let a calibration measure for a tenth of the time, here and in forks of this process: how well, nobody asks."""
+    from tfdist.tune import calibrating
+
+    for name in ("_LINK_SECONDS", "_ENOUGH_SECONDS"):
+        vars(calibrating)[name] /= 10
+
+
 def run_tfdist(arguments: list[str]) -> None:
     """Run `tfdist` with these arguments; all workers that it starts are forked from a fork of this process."""
     from tfdist.cli.main import main
@@ -188,6 +208,8 @@ def run_tfdist(arguments: list[str]) -> None:
     if os.environ.pop(HELD, ""):
         os.read(0, 1)  # who has started this sets limits first, which are those of all that is forked from here
     let_all_be_imported()  # the recipes draw, and load the digits
+    if arguments[:2] == ["plan", "calibrate"]:
+        measure_shortly()
     if (server := forked_server()) is None:
         return
 
@@ -200,7 +222,7 @@ def run_tfdist(arguments: list[str]) -> None:
         from tfdist.tune.search import trial_slots
 
         vars(trial_slots)["ForkServer"] = Trials(server)
-    if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
+    if "plan" in arguments[:2]:  # `plan` and `parallel plan` profile a script in processes
         from tfdist.tune import profiling
 
         replace_subprocess(Probes(server), profiling)
@@ -231,6 +253,16 @@ def work_for_a_pool() -> None:
     with_tasks_in_forks(pool_worker.main)
 
 
+def work_for_a_task_pool() -> None:
+    """Be a process of a task pool, whose connection is standard input."""
+    let_all_be_imported()
+    connection = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.argv = ["task worker", str(connection)]
+    task_worker.main()
+
+
 def with_tasks_in_forks(run: Callable[[], None]) -> None:
     """Run something whose chief starts its own tasks."""
     from tfdist.jobs.placement import local_tasks
@@ -257,6 +289,8 @@ def enter(folder: str, seconds: str, command: list[str]) -> None:
         run_kernel(command[1:])
     elif command[0] == "pool worker":
         work_for_a_pool()
+    elif command[0] == TASKS:
+        work_for_a_task_pool()
     elif command[0] == "chief":  # a script that starts the tasks of its cluster itself, and may draw
         let_all_be_imported()
         with_tasks_in_forks(functools.partial(forking.become, command[1:]))

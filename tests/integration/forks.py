@@ -21,7 +21,7 @@ from typing import IO, Any
 import tfdist
 from tests.integration.light import python_path
 from tfdist.processes.fork_server import ForkServer
-from tfdist.processes.pool import worker_pool
+from tfdist.processes.pool import task_pool, task_worker, worker_pool
 
 ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
@@ -40,6 +40,8 @@ HELD = "TESTS_HELD"
 KERNEL = "kernel"
 # A command of a fork: import modules, and fork from then on.
 SERVER = "server"
+# A command of a fork: be a process of a task pool.
+TASKS = "task worker"
 MODULES = (
     *tfdist.PRELOADED,
     "tfdist.strategies.mirrored",
@@ -214,6 +216,16 @@ class Forks:
             worker_pool.started = own
 
     @contextlib.contextmanager
+    def for_task_pools(self) -> Iterator[None]:
+        """Let every task pool of this process fork its processes in the block."""
+        of_the_module = vars(task_pool)
+        own, of_the_module["subprocess"] = of_the_module["subprocess"], TaskProcesses(self.server)
+        try:
+            yield
+        finally:
+            of_the_module["subprocess"] = own
+
+    @contextlib.contextmanager
     def with_more(self, *modules: str) -> Iterator["Forks"]:
         """Yield a server whose forks have imported these modules too, also modules that `light` leaves out."""
         folder = self.folder / "more"
@@ -233,6 +245,24 @@ class Forks:
         self.output = process.written
         assert process.returncode is not None
         return process.returncode
+
+
+class TaskProcesses:
+    """The part of `subprocess` that task pools need; it forks their processes, whose standard input is the connection.
+
+    Graphs are optimized in them, as they are in the process of the pool.
+    """
+
+    DEVNULL = subprocess.DEVNULL
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def Popen(self, command: list[str], *, env: Mapping[str, str], pass_fds: list[int], **_: object) -> Fork:  # noqa: N802
+        assert command[2] == task_worker.__name__, command
+        (connection,) = pass_fds
+        argv = [sys.executable, ENTRY, os.getcwd(), "0", TASKS]
+        return Fork(self._server.spawn(argv, {**env, OPTIMIZED: "1"}, stdin=connection, stdout=1, stderr=2))
 
 
 class Job(Fork):

@@ -7,6 +7,7 @@ the real one.
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -130,17 +131,20 @@ def test_a_broken_compiler_is_the_cause_and_the_log_is_kept(tmp_path: Path, cach
     assert left_in(cache) == []
 
 
-def test_a_kill_in_the_middle_leaves_no_process_and_no_temporary_file(tmp_path: Path, cache: Path) -> None:
-    path, called = endless_compiler(tmp_path)
-    with building(*SMALL, TFDIST_CACHE_DIR=str(cache), PATH=path) as process:
-        wait_until(called.exists, "the compiler was never called")
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert int(called.read_text()) in [child.pid for child in children]
-        process.kill()
-        process.wait(timeout=DEADLINE_SECONDS)
-        for child in children:
-            wait_until(gone(child.pid), f"{child.pid} goes on after its build was killed")
-        wait_until(lambda: not list((cache / "work").iterdir()), "the temporary folder is left")
+def test_ctrl_c_ends_what_it_waits_for_and_leaves_nothing(cache: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as index:  # which accepts a request, and never answers
+        index.settimeout(DEADLINE_SECONDS)
+        silent = {"PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple", "PIP_CONFIG_FILE": os.devnull}
+        silent |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "no_proxy": "127.0.0.1"}
+        with building(*SMALL, TFDIST_CACHE_DIR=str(cache), **silent) as process:
+            with index.accept()[0]:
+                children = psutil.Process(process.pid).children(recursive=True)
+                assert any("pip" in child.cmdline() for child in children)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(timeout=DEADLINE_SECONDS) == 130
+            for child in children:
+                wait_until(gone(child.pid), f"{child.pid} goes on after Ctrl-C")
+    assert left_in(cache) == []
 
 
 @pytest.fixture(scope="module")
@@ -162,24 +166,29 @@ def into(cache: Path, wheel: Path) -> Path:
     return place
 
 
-def test_of_two_builds_at_once_the_second_takes_the_wheel_of_the_first(
+def test_of_two_builds_at_once_one_is_killed_and_leaves_nothing_and_the_other_takes_a_wheel_that_came(
     tmp_path: Path, cache: Path, kept_wheel: Path
 ) -> None:
     path, called = endless_compiler(tmp_path)
     with building(*SMALL, TFDIST_CACHE_DIR=str(cache), PATH=path) as first:
         wait_until(called.exists, "the compiler was never called")
+        children = psutil.Process(first.pid).children(recursive=True)
+        assert int(called.read_text()) in [child.pid for child in children]
         with building(*SMALL, TFDIST_CACHE_DIR=str(cache), PATH=path) as second:
             assert second.stderr is not None
             assert second.stderr.readline().partition(",")[0] == f"waiting for process {first.pid}"
             place = into(cache, kept_wheel)
-            first.send_signal(signal.SIGINT)
-            assert first.wait(timeout=DEADLINE_SECONDS) == 130
-            wait_until(gone(int(called.read_text())), "the compiler goes on after Ctrl-C")
+            first.kill()
+            first.wait(timeout=DEADLINE_SECONDS)
+            for child in children:
+                wait_until(gone(child.pid), f"{child.pid} goes on after its build was killed")
             out, err = second.communicate(timeout=DEADLINE_SECONDS)
             assert second.returncode == 0, err
+    wait_until(lambda: not list((cache / "work").iterdir()), "a temporary folder is left")
     assert "came from the cache" in out
     assert f"The wheel: {place}" in out
-    assert left_in(cache) == [f"wheels/{place.parent.name}"]
+    # the log of the build that was killed says how far it came
+    assert [path for path in left_in(cache) if not path.startswith("logs/")] == [f"wheels/{place.parent.name}"]
     assert "compiling" not in err
 
 

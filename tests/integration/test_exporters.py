@@ -19,7 +19,6 @@ from tfdist.cluster.ports import free_ports
 from tfdist.errors import ConfigError
 from tfdist.federated import RoundRecord
 from tfdist.federated.round_exporters import RunAbout, exported, targets_of
-from tfdist.monitor.exporters import mlflow_exporter
 from tfdist.monitor.verdict.step_parts import Part
 
 STEPS = 60
@@ -126,7 +125,9 @@ def _round(number: int) -> RoundRecord:
 
 
 def test_rounds_are_exported_and_go_on_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient  # half a second in each process that collects the tests
+
+    from tfdist.monitor.exporters import mlflow_exporter
 
     for name, value in {**mlflow_exporter.OWN, "_MLFLOW_TELEMETRY_SESSION_ID": ""}.items():
         monkeypatch.setenv(name, value)  # what exporting changes is put back

@@ -14,6 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 import tfdist
+from tests.integration.forks import Forks
 from tests.refusals import refused
 from tfdist.compression import TopK
 from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, MissingFileError
@@ -337,11 +338,11 @@ class KilledAfter(Mean):
         return begun
 
 
-def test_a_simulation_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_simulation_that_is_resumed_ends_with_the_same_bits(forking: Forks, tmp_path: Path) -> None:
     """In processes, where it is killed in the middle of a round, in this one, and in processes again."""
     app = App(classifier, parts(), Scaffold(batch_size=8), participation=Participation(fraction=0.5), test_data=(X, Y))
     whole = simulate(app, rounds=4, seed=9)
-    with pytest.raises(StopIteration):
+    with forking.for_task_pools(), pytest.raises(StopIteration):
         simulate(replace(app, aggregator=KilledAfter(5)), rounds=4, seed=9, folder=tmp_path, processes=2)
     with refused(ConfigError, path=tmp_path):
         simulate(app, rounds=4, seed=9, folder=tmp_path)
@@ -349,7 +350,8 @@ def test_a_simulation_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) ->
         simulate(app, rounds=4, seed=8, folder=tmp_path, resume=True)
     first = simulate(app, rounds=3, seed=9, folder=tmp_path, resume=True)
     assert len(first.rounds) == 3
-    found = simulate(app, rounds=4, seed=9, folder=tmp_path, resume=True, processes=2)  # and may be given more rounds
+    with forking.for_task_pools():  # and may be given more rounds
+        found = simulate(app, rounds=4, seed=9, folder=tmp_path, resume=True, processes=2)
     assert distance(weights_of(found.model), weights_of(whole.model)) == 0
     assert [one.evaluation for one in found.rounds] == [one.evaluation for one in whole.rounds]
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 4

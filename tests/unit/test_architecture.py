@@ -145,10 +145,21 @@ def sources() -> tuple[Source, ...]:
     )
 
 
-def imported_modules(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    """Yield the imports of a file, also inside functions; `from a import b` and the lazy `tfdist.a` count."""
+@cache
+def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file: a dozen tests go through those of the package, and to find them takes a second."""
+    return tuple(ast.walk(tree))
+
+
+@cache
+def imported_modules(source: Source) -> tuple[tuple[ast.AST, str], ...]:
+    """Return the imports of a file, also inside functions; `from a import b` and the lazy `tfdist.a` count."""
+    return tuple(_imported_modules(source))
+
+
+def _imported_modules(source: Source) -> Iterator[tuple[ast.AST, str]]:
     is_package = source.path.name == "__init__.py"
-    for node in ast.walk(source.tree):
+    for node in walked(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node, alias.name
@@ -215,7 +226,7 @@ def is_private_attribute(name: str) -> bool:
 def private_names(source: Source) -> Iterator[str]:
     """Private names of the frameworks in a file: imports, chains such as `tf._x`, and module names in strings."""
     frameworks: set[str] = set()
-    for node in ast.walk(source.tree):
+    for node in walked(source.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 name = alias.name if isinstance(node, ast.Import) else f"{node.module or ''}.{alias.name}"
@@ -223,7 +234,7 @@ def private_names(source: Source) -> Iterator[str]:
                     frameworks.add((alias.asname or alias.name).split(".")[0])
                     if name.startswith(PRIVATE_MODULES) or any(map(is_private_attribute, name.split("."))):
                         yield f"{source.where(node)}: imports {name}"
-    for node in ast.walk(source.tree):
+    for node in walked(source.tree):
         if isinstance(node, ast.Attribute):
             chain = dotted(node)
             if chain.split(".")[0] in frameworks and (is_private_attribute(node.attr) or ".python." in f"{chain}."):
@@ -262,7 +273,7 @@ def is_vars(node: ast.AST) -> bool:
 def defined_names(tree: ast.AST) -> set[str]:
     """Return the names that a file defines: functions, classes, variables, attributes of `self` and `cls`."""
     found = set()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -280,7 +291,7 @@ def of_self(node: ast.Attribute) -> bool:
 
 def attributes_used(tree: ast.AST) -> Iterator[tuple[ast.AST, str, bool]]:
     """Private attributes in a file: the node, the name, and whether it is one of `self`."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Attribute):
             if node.attr in OF_FRAMES or is_private_attribute(node.attr):
                 yield node, node.attr, of_self(node)
@@ -435,7 +446,7 @@ def test_frames_are_looked_at_in_one_file() -> None:
     found = {
         source.module
         for source in sources()
-        for node in ast.walk(source.tree)
+        for node in walked(source.tree)
         if isinstance(node, ast.Attribute) and node.attr in asking
     }
     assert found == {"tfdist.compat.keras.keras_frames"}

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
-from sklearn import datasets
 
 from tests.corruption import LAYOUTS, flip, write
 from tests.refusals import refused
@@ -27,9 +26,8 @@ from tfdist.errors import ConfigError
 FOREIGN = Path(__file__).parents[1] / "goldens" / "foreign"
 CLOSE = 1e-9
 
-NUMBERS: dict[str, NDArray[Any]] = {
-    "digits": datasets.load_digits().data,
-    "breast cancer": datasets.load_breast_cancer().data,
+REAL = ("digits", "breast_cancer")
+MADE: dict[str, NDArray[Any]] = {
     "one": np.array([3.5]),
     "all alike": np.full(1000, 0.1),
     "float16": np.linspace(-3, 5, 999).astype(np.float16),
@@ -42,9 +40,17 @@ NUMBERS: dict[str, NDArray[Any]] = {
 }
 
 
-@pytest.mark.parametrize("values", NUMBERS.values(), ids=NUMBERS)
+def real(name: str) -> Any:
+    """Return a data set; what collects the tests does not import scikit-learn."""
+    from sklearn import datasets
+
+    return getattr(datasets, f"load_{name}")()
+
+
+@pytest.mark.parametrize("name", [*REAL, *MADE])
 @pytest.mark.parametrize("pieces", [1, 2, 7])
-def test_moments_are_those_of_all_numbers(values: NDArray[Any], pieces: int) -> None:
+def test_moments_are_those_of_all_numbers(name: str, pieces: int) -> None:
+    values = MADE[name] if name in MADE else real(name).data
     found = Moments()
     for piece in np.array_split(values.reshape(-1), pieces):
         found = merged(found, moments_of(piece))
@@ -58,7 +64,7 @@ def test_moments_are_those_of_all_numbers(values: NDArray[Any], pieces: int) -> 
 
 
 def test_moments_of_real_data_are_those_of_numpy() -> None:
-    for values in (NUMBERS["digits"], NUMBERS["breast cancer"]):
+    for values in (real(name).data for name in REAL):
         for column in values.T:
             found = merged(moments_of(column[:100]), moments_of(column[100:]))
             assert found.mean == pytest.approx(column.mean(), rel=CLOSE)
@@ -112,7 +118,7 @@ def test_equal_numbers_of_unlike_dtypes_have_one_hash_and_others_another() -> No
 
 
 def cancer() -> dict[str, Any]:
-    found = datasets.load_breast_cancer()
+    found = real("breast_cancer")
     return {"area": found.data[:, 3], "all": found.data.astype(np.float32), "label": found.target}
 
 

@@ -7,7 +7,17 @@ from functools import cache
 
 import pytest
 
-from tests.unit.test_architecture import LAYERS, PACKAGE, ROOT, Source, dotted, imported_modules, package_of, sources
+from tests.unit.test_architecture import (
+    LAYERS,
+    PACKAGE,
+    ROOT,
+    Source,
+    dotted,
+    imported_modules,
+    package_of,
+    sources,
+    walked,
+)
 
 MOST_FILES = 15
 NAME_IN_STRING = re.compile(r"tfdist(\.\w+)+(:[\w.]+|[.:])?")
@@ -28,7 +38,7 @@ def module_of(name: str) -> str:
 
 def for_type_checkers(tree: ast.Module) -> set[ast.AST]:
     """Return the nodes under `if TYPE_CHECKING`, which never run."""
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    blocks = (node for node in walked(tree) if isinstance(node, ast.If))
     return {
         inner
         for block in blocks
@@ -54,8 +64,8 @@ def imports_inside(package: str) -> dict[str, set[str]]:
 
 def names_in_strings(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
     """The modules that code names in texts: "tfdist.a.b", "tfdist.a.b:function", and f"tfdist.a.{name}"."""
-    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {node.value for node in walked(tree) if isinstance(node, ast.Expr)}
+    for node in walked(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
         if is_text and NAME_IN_STRING.fullmatch(node.value):  # type: ignore[attr-defined]
             yield node, node.value.partition(":")[0].rstrip(".")  # type: ignore[attr-defined]

@@ -83,8 +83,8 @@ def cells(row: ast.expr, columns: int) -> list[ast.expr]:
 
 
 def in_tables(nodes: Nodes) -> Iterator[tuple[int, str]]:
-    for function in nodes:
-        inner = list(ast.walk(function)) if isinstance(function, ast.FunctionDef) else []
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
+        inner = list(ast.walk(function))
         names = compared_names(inner)
         for columns, rows in tables(inner) if names else ():
             for row in rows:

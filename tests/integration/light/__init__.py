@@ -8,10 +8,10 @@ whose processes neither load the digits nor draw leaves them out. Another third 
 import os
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent
-STARTING = str(_FOLDER / "starting")
+FOLDER = str(Path(__file__).parent)
+STARTING = str(Path(FOLDER) / "starting")
 
 
 def python_path(*folders: Path) -> str:
     """Return a PYTHONPATH with these folders, and without what takes long."""
-    return os.pathsep.join(map(str, (_FOLDER, STARTING, *folders)))
+    return os.pathsep.join(map(str, (FOLDER, STARTING, *folders)))
