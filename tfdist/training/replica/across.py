@@ -99,6 +99,7 @@ def reduced_gradients(gradients: Any) -> Any:
             "tf.convert_to_tensor(gradient)."
         )
     weight = current.weight_of("gradient", own, name=_REDUCED)
+    current.will_apply_reduced()
     current.meetings += 1
     sums = current.sum_in_the_middle([replica_sums.weighted(gradient, weight) for gradient in own], what=_REDUCED)
     arrived = iter([gradient_uses.reduced(gradient, is_alone=is_alone) for gradient in sums])
@@ -182,16 +183,15 @@ def _exchanged(
     what: str,
     current: current_step.Step,
 ) -> _Tensors:
-    weight = None if current.weighs_loss else current.weight_of_loss()
-
     @tf.custom_gradient
     def onward(*given: tf.Tensor) -> Any:
         return forward(list(given)), backward
 
     @tf.custom_gradient
     def backward(*upstream: tf.Tensor) -> Any:
-        if weight is None:
+        if current.weighs_loss:
             return back(list(upstream)), again
+        weight = current.weight_of_loss()
         sums = back([replica_sums.weighted(one, weight) for one in upstream])
         return [tf.math.divide_no_nan(one, tf.cast(weight, one.dtype)) for one in sums], again
 

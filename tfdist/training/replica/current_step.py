@@ -1,6 +1,7 @@
 """The current step of a replica: the number of its examples, and of the examples of all replicas."""
 
 import contextlib
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
+from tfdist.monitor.process_clock import step_clock
 from tfdist.training.replica.judging import Rules, Verdict
 
 _current = threading.local()
@@ -20,6 +22,13 @@ _current = threading.local()
 KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric")
 
 _NO_RULES = Rules()
+
+_TAKEN_EARLY = (
+    "A train_step applies the gradient of a mean over the batch and the gradient of a sum, and code that replicas "
+    "compute together (synchronized normalization, all_gather) may have sent both back with one weight. The numbers "
+    "are those of one device if each gradient is applied before the next one is taken, or if all losses are means or "
+    "all are sums."
+)
 
 
 class Sink(Protocol):
@@ -120,6 +129,7 @@ class Step:
         self.draws: Counter[int] = Counter()
         self.rules = rules
         self._asked: Counter[str] = Counter()
+        self._passed: set[int] = set()  # numbers of the gradients that were taken through other replicas
 
     def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
         """Return the rule by which replicas' values of their examples become that of all examples.
@@ -155,12 +165,29 @@ class Step:
 
     def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
         """Return the factor of this replica's value, with which the sum over replicas is that of one device."""
-        return tf.cast(self.present, self.share.dtype) if self.is_sum(kind, value, name=name) else self.share
+        rule = self.rule_of(kind, value, name=name)
+        if kind == "gradient":
+            self._check_order(self._asked[kind] - 1, rule)
+        return self._weight_by(rule)
+
+    def will_apply_reduced(self) -> None:
+        """Note that the next gradient is a reduced one, which replicas weight as a mean whatever its loss was."""
+        self._passed.add(self._asked["gradient"])
+
+    def _check_order(self, number: int, rule: Verdict) -> None:
+        """Warn of a gradient that may have come through other replicas with the weight of another gradient."""
+        before = {self.rules.values.get(("gradient", one), "mean") for one in self._passed if one < number}
+        if number not in self._passed and any(one != rule for one in before):
+            _warn_of_early_gradients()
 
     def weight_of_loss(self) -> tf.Tensor:
-        """Return the weight of the loss of which the step's first gradient will be taken."""
-        is_sum = self.rules.values.get(("gradient", 0)) == "sum"
-        return tf.cast(self.present, self.share.dtype) if is_sum else self.share
+        """Return the weight of the loss whose gradient is asked for next; a step may have several losses."""
+        number = self._asked["gradient"]
+        self._passed.add(number)
+        return self._weight_by(self.rules.values.get(("gradient", number), "mean"))
+
+    def _weight_by(self, rule: Verdict) -> tf.Tensor:
+        return tf.cast(self.present, self.share.dtype) if rule == "sum" else self.share
 
     def __enter__(self) -> "Step":
         _current.step = self
@@ -170,6 +197,11 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _current.step = None
+
+
+@functools.cache  # once for all replicas and traces
+def _warn_of_early_gradients() -> None:
+    step_clock().warn(_TAKEN_EARLY)
 
 
 def current() -> Step | None:

@@ -225,29 +225,30 @@ def sums_in_a_step(ctx: Context) -> Outcome:
 
 @feature()
 def synchronized_normalization(ctx: Context) -> Outcome:
-    """Steps of their own around normalisation by the global batch, of a mean, of a sum, and of two losses in turn."""
+    """Steps of their own around normalisation by the global batch, each with two losses in turn: means, sums, both."""
 
     def normalized() -> Any:
         return keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
 
     class Own(keras.Model):
-        def __init__(self, reduce: Any) -> None:
+        def __init__(self, *reductions: Any) -> None:
             super().__init__()
             self.network = dense(normalized())
-            self.reduce = reduce
+            self.reductions = reductions
 
         def train_step(self, data: Any) -> dict[str, Any]:
             x, y = data
-            for off in (keras.ops.square, keras.ops.tanh):
+            for off, reduce in zip((keras.ops.square, keras.ops.tanh), self.reductions, strict=True):
                 with tf.GradientTape() as tape:
-                    loss = self.reduce(off(y - self.network(x, training=True)))
+                    loss = reduce(off(y - self.network(x, training=True)))
                 self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
             return {"loss": loss}
 
     outcome: dict[str, Any] = {}
-    for name, rate in (("mean", 0.05), ("sum", 0.003)):
+    mean, total = keras.ops.mean, keras.ops.sum
+    for name, reductions, rate in (("mean", (mean, mean), 0.05), ("both", (mean, total), 0.003)):
         with ctx.scope():
-            model = Own(getattr(keras.ops, name))
+            model = Own(*reductions)
             model.compile(sgd(learning_rate=rate))
         outcome |= prefixed(name, trained(ctx, model, *regression(PARTIAL)))
     return outcome
