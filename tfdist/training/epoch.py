@@ -6,7 +6,7 @@ each other at every batch how many examples they have.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
@@ -186,6 +186,11 @@ class Epoch:
             count = graph(self._elements)
         self._count(count)
         return count
+
+    def fail(self, error: tf.errors.OpError) -> NoReturn:
+        """Raise the error of an element that a graph has asked for, as iterating does."""
+        with tf_data.raising(self._failure):
+            raise error
 
     def renew(self, make: Callable[[], Any], *, seconds: float) -> None:
         """Take the batches that are left from another iterator; nothing where the epoch has not begun, or has ended."""

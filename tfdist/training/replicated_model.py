@@ -28,7 +28,7 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, local_steps, step_timestamps, worker_callbacks
 from tfdist.training.checks import step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
-from tfdist.training.execution import Execution, Last, OneStep, Rows
+from tfdist.training.execution import Execution, InputError, Last, OneStep, Rows
 from tfdist.training.global_batches import Input
 from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.replica import (
@@ -226,7 +226,7 @@ class _ReplicaSteps:
             return None
         count = batches.free(left)
         count = local_steps.left(self._model, count, training=self.training)
-        if count == 1 and self.run.is_unobserved(batches.layout):
+        if count == 1 and self.run.can_run_next(batches.layout):
             with self._stepping() as done:
                 last, taken = self.run.next_of(batches)
             done(taken)
@@ -314,10 +314,9 @@ class _Replicated:
         """True if the rows of steps on this layout can be kept in one graph."""
         return Rows.can_keep(self._of(layout).get_concrete_function().structured_outputs)
 
-    def is_unobserved(self, layout: Layout) -> bool:
-        """True if nothing has to see a batch before its step: there is one replica, and no observer of its phases."""
-        is_alone = self.workers.count == 1 and tf_strategies.replica_count(self._strategy) == 1
-        if not is_alone or step_clock().observers or tf.config.functions_run_eagerly():
+    def can_run_next(self, layout: Layout) -> bool:
+        """True if nothing has to see a batch before its step: no observer divides steps."""
+        if step_clock().divides_steps or tf.config.functions_run_eagerly():
             return False
         return layout.key in self._single or OneStep.can_run(self._of(layout).get_concrete_function())
 
@@ -327,12 +326,15 @@ class _Replicated:
         This takes half of the time between two steps that a batch in Python takes.
         """
         key = batches.layout.key
-        with xla_step.named_errors():
-            if key not in self._single:
-                step = self._of(batches.layout).get_concrete_function()
-                self._single[key] = OneStep(step, on_trace=self._note_tracing)
-            step_clock().enter(Phase.EXECUTE)
-            return self._single[key].run(batches)
+        try:
+            with self.workers.waiting("a step"), xla_step.named_errors():
+                if key not in self._single:
+                    step = self._of(batches.layout).get_concrete_function()
+                    self._single[key] = OneStep(step, renew=self._renew, on_trace=self._note_tracing)
+                step_clock().enter(Phase.EXECUTE)
+                return self._single[key].run(batches)
+        except InputError as failed:  # the other workers may go on together with this one
+            batches.fail(failed.error)
 
     def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
         """Run steps on the next batches in one graph; return their kept results, and the examples of each.
@@ -347,14 +349,19 @@ class _Replicated:
     def _execution_of(self, layout: Layout) -> Execution:
         """Return the graph of several steps on this layout; it traces the step inside."""
         if layout.key not in self._executions:
-            is_watched = step_clock().reporter is not None or self.workers.count > 1
             self._executions[layout.key] = Execution(
                 self._of(layout).get_concrete_function(),
                 self._keeps(),
-                renew=self.workers.renew if is_watched else None,
+                renew=self._renew,
                 on_trace=self._note_tracing,
             )
         return self._executions[layout.key]
+
+    @property
+    def _renew(self) -> Callable[[], None] | None:
+        """What the thread calls that watches a graph which takes its batches; None if nobody asks for its progress."""
+        is_watched = step_clock().reporter is not None or self.workers.count > 1
+        return self.workers.renew if is_watched else None
 
     def forget(self) -> None:
         """Drop functions that were traced before the rules of the step were known."""
