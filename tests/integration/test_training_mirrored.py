@@ -485,4 +485,5 @@ def test_batches_that_are_copied_ahead_are_the_same(pool: WorkerPool) -> None:
 
 
 def test_an_input_that_fails_does_not_end_an_epoch(pool: WorkerPool) -> None:
-    assert call(pool, "error_of_input", cases="lone_replica_cases") == "InvalidArgumentError"
+    seen = call(pool, "error_of_input", cases="lone_replica_cases")
+    assert seen == {"raised": "InvalidArgumentError", "in_a_graph": True, "steps": 10}

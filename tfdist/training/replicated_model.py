@@ -6,6 +6,7 @@ calls the strategy gets its own methods, as attributes of that one object; its c
 
 import contextlib
 import functools
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,9 @@ from tfdist.training.replica import (
     replica_step,
     xla_step,
 )
+
+#: a step up to this long is worth a second graph, which takes the batch itself: a large one takes seconds to make
+SHORT_SECONDS = 0.05
 
 _untraced = tf.autograph.experimental.do_not_convert
 
@@ -204,6 +208,7 @@ class _ReplicaSteps:
         self.tried = tried
         self._epoch: weakref.ref[Any] | None = None
         self._seconds = 0.0  # of all steps
+        self._quickest = math.inf  # of a call's seconds
 
     @contextlib.contextmanager
     def running(self, iterator: Any) -> Iterator[None]:
@@ -218,7 +223,9 @@ class _ReplicaSteps:
         try:
             yield
         finally:
-            self._seconds += time.monotonic() - began
+            took = time.monotonic() - began
+            self._seconds += took
+            self._quickest = min(self._quickest, took)
 
     def several(self, batches: Epoch, left: int) -> tuple[int, int, Any] | None:
         """Run steps in one graph, unless the model runs eagerly, the step is not yet tried, or Python has to look."""
@@ -226,7 +233,7 @@ class _ReplicaSteps:
             return None
         count = batches.free(left)
         count = local_steps.left(self._model, count, training=self.training)
-        if count == 1 and self.run.can_run_next(batches.layout):
+        if count == 1 and self._quickest <= SHORT_SECONDS and self.run.can_run_next(batches.layout):
             with self._stepping() as done:
                 last, taken = self.run.next_of(batches)
             done(taken)
@@ -315,8 +322,11 @@ class _Replicated:
         return Rows.can_keep(self._of(layout).get_concrete_function().structured_outputs)
 
     def can_run_next(self, layout: Layout) -> bool:
-        """True if nothing has to see a batch before its step: no observer divides steps."""
-        if step_clock().divides_steps or tf.config.functions_run_eagerly():
+        """True if no observer divides steps, and this process has one replica.
+
+        TensorFlow cannot run a conditional step over several devices: it leaves inputs of it without a value.
+        """
+        if layout.is_cut or step_clock().divides_steps or tf.config.functions_run_eagerly():
             return False
         return layout.key in self._single or OneStep.can_run(self._of(layout).get_concrete_function())
 

@@ -1,6 +1,7 @@
-"""Training on a single replica, whose graph takes batches by itself, beside the same with batches in Python."""
+"""Training on a single replica in each process, whose graph takes batches, beside the same with batches in Python."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -9,11 +10,23 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.strategies
+from tfdist import cluster
+from tfdist.monitor.observer import StepObserver
+from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.monitor.step_clock import StepObserver
+from tfdist.training import replicated_model
 
-STRATEGY = tfdist.strategies.MirroredStrategy(["CPU:0"])
+WORKERS = cluster.from_environment().num_workers
+STRATEGY = mirrored_cases.STRATEGY if WORKERS > 1 else tfdist.strategies.MirroredStrategy(["CPU:0"])
+replicated_model.SHORT_SECONDS = math.inf  # however slow this machine is
 X, Y = mirrored_cases.X, mirrored_cases.Y
+
+
+class Divides(StepObserver):
+    """An observer for which Python takes the batches."""
+
+    def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
+        pass
 
 
 def _pieces() -> Iterator[tuple[Any, Any]]:
@@ -41,7 +54,7 @@ def both_ways() -> dict[str, Any]:
     )
     inputs = {"arrays": {"x": X, "y": Y, "batch_size": 8}, "pieces": {"x": pieces}}
     seen: dict[str, Any] = {"graph": {name: _trained(data) for name, data in inputs.items()}}
-    observer = StepObserver()
+    observer = Divides()
     step_clock().attach(observer)
     try:
         seen["python"] = {name: _trained(data) for name, data in inputs.items()}
@@ -50,18 +63,22 @@ def both_ways() -> dict[str, Any]:
     return seen
 
 
-def error_of_input() -> str:
-    """The kind of error that `fit` raises where the input fails in its middle."""
+def error_of_input() -> dict[str, Any]:
+    """The kind of error that `fit` raises where the input fails in its middle, and the steps of a `fit` after it."""
 
     def failing() -> Iterator[tuple[Any, Any]]:
+        yield next(_pieces())
         yield next(_pieces())
         raise ValueError("the third disk is gone")
 
     with STRATEGY.scope():
         network = mirrored_cases.model()
     signature = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    data = tf.data.Dataset.from_generator(failing, output_signature=signature)
     try:
-        network.fit(tf.data.Dataset.from_generator(failing, output_signature=signature), verbose=0)
+        network.fit(data.apply(tf.data.experimental.assert_cardinality(5)), verbose=0)
+        raised = "none"
     except (tf.errors.OpError, ValueError) as found:
-        return type(found).__name__
-    return "none"
+        raised = type(found).__name__
+    in_a_graph = bool(network.train_function.source.run._single)
+    return {"raised": raised, "in_a_graph": in_a_graph, "steps": _trained({"x": X, "y": Y, "batch_size": 8})["steps"]}
