@@ -94,6 +94,7 @@ class Batch(NamedTuple):
     tensors: Sequence[Any]
     rows: tf.Tensor
     layout: Layout
+    has_one_graph: bool = False  # the graph that takes other batches of the epoch takes this one too
 
 
 class Element(NamedTuple):
@@ -136,8 +137,10 @@ class Epoch:
         begin: Callable[["Epoch"], None],
         took: Callable[[], None],
         gives_places: bool = False,
+        has_one_graph: bool = False,
     ) -> None:
         self.layout = layout
+        self._has_one_graph = has_one_graph
         self._gives_places = gives_places
         self._elements = elements
         self._walk = walk
@@ -171,7 +174,7 @@ class Epoch:
                 return None
             self._count(1)
         element, rows = found
-        return Batch(element.slices, rows, self.layout)
+        return Batch(element.slices, rows, self.layout, self._has_one_graph)
 
     def free(self, wanted: int) -> int:
         """The number of next batches that a graph may take, at most ``wanted``."""

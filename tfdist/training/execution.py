@@ -17,11 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat.tensorflow import device_batches
+from tfdist.compat.tensorflow import device_batches, tf_data
 from tfdist.compat.tensorflow.steps.traced_call import TracedCall
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training.epoch import Epoch
+from tfdist.training.epoch import Batch, Element, Epoch, Layout
 
 _LOOK_SECONDS = 0.2
 _untraced = tf.autograph.experimental.do_not_convert
@@ -161,8 +161,11 @@ class OneStep:
     With ``renew`` a thread reports whether the graph waits for its batch, as for `Execution`.
     """
 
-    def __init__(self, step: Any, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]) -> None:
+    def __init__(
+        self, step: Any, layout: Layout, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]
+    ) -> None:
         self._step = step
+        self._specs = (*Element.numbers(), *layout.signature)
         self._renew = renew
         self._progress = None if renew is None else Progress()
         self._on_trace = on_trace
@@ -184,13 +187,9 @@ class OneStep:
 
         def take(iterator: Any) -> int:
             nonlocal logs
-            if self._call is None:
-                signature = [tf.type_spec_from_value(iterator)]
-                self._call = TracedCall(tf.function(_untraced(self._next), input_signature=signature))
-            given = tf.nest.flatten([iterator], expand_composites=True)
             with _watched(self._progress, self._renew):
                 try:
-                    was_there, logs = self._call.of_flat()(given)
+                    was_there, logs = self._called(iterator, tf.type_spec_from_value(iterator))
                 except tf.errors.OpError as error:
                     if self._progress is not None and self._progress.waits_for_input:
                         self._progress.reset()
@@ -200,6 +199,24 @@ class OneStep:
 
         taken = batches.give(take)
         return logs, taken
+
+    def run_on(self, batch: Batch) -> Any:
+        """Run the step on a batch that has been taken; return its logs."""
+        numbers = (tf.constant(0, tf.int64), batch.rows)
+        _, logs = self._called_on(tf.data.Dataset.from_tensors((*numbers, *batch.tensors)))
+        return logs
+
+    def prepare(self) -> None:
+        """Trace and optimize the graph, and make its kernels: it runs on an input that has ended, so takes no step."""
+        self._called_on(tf.data.Dataset.from_tensors(tf_data.one_row(self._specs)).take(0))
+
+    def _called_on(self, dataset: tf.data.Dataset) -> Any:
+        return self._called(iter(dataset), tf.data.IteratorSpec(self._specs))
+
+    def _called(self, iterator: Any, spec: tf.TypeSpec) -> Any:
+        if self._call is None:
+            self._call = TracedCall(tf.function(_untraced(self._next), input_signature=[spec]))
+        return self._call.of_flat()(tf.nest.flatten([iterator], expand_composites=True))
 
     def _next(self, iterator: Any) -> tuple[tf.Tensor, Any]:
         """Whether there was a batch, and the logs of its step.

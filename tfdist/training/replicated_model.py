@@ -6,7 +6,6 @@ calls the strategy gets its own methods, as attributes of that one object; its c
 
 import contextlib
 import functools
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +40,6 @@ from tfdist.training.replica import (
     replica_step,
     xla_step,
 )
-
-#: a step up to this long is worth a second graph, which takes the batch itself: a large one takes seconds to make
-SHORT_SECONDS = 0.05
 
 _untraced = tf.autograph.experimental.do_not_convert
 
@@ -93,7 +89,7 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
         given = keras_model.input_of(fit.epoch_iterator)
         source = function.source if isinstance(function, Steps) else None
         if isinstance(source, _ReplicaSteps) and isinstance(given, Input):
-            source.run.trace(given.layout)
+            source.run.make(given.layout, has_one_graph=given.has_one_graph)
 
     step_clock().stand_by(make_step)
 
@@ -208,7 +204,6 @@ class _ReplicaSteps:
         self.tried = tried
         self._epoch: weakref.ref[Any] | None = None
         self._seconds = 0.0  # of all steps
-        self._quickest = math.inf  # of a call's seconds
 
     @contextlib.contextmanager
     def running(self, iterator: Any) -> Iterator[None]:
@@ -223,9 +218,7 @@ class _ReplicaSteps:
         try:
             yield
         finally:
-            took = time.monotonic() - began
-            self._seconds += took
-            self._quickest = min(self._quickest, took)
+            self._seconds += time.monotonic() - began
 
     def several(self, batches: Epoch, left: int) -> tuple[int, int, Any] | None:
         """Run steps in one graph, unless the model runs eagerly, the step is not yet tried, or Python has to look."""
@@ -233,7 +226,7 @@ class _ReplicaSteps:
             return None
         count = batches.free(left)
         count = local_steps.left(self._model, count, training=self.training)
-        if count == 1 and self._quickest <= SHORT_SECONDS and self.run.can_run_next(batches.layout):
+        if count == 1 and self.run.can_run_next(batches.layout):
             with self._stepping() as done:
                 last, taken = self.run.next_of(batches)
             done(taken)
@@ -305,6 +298,8 @@ class _Replicated:
         with self.workers.waiting("a step"), xla_step.named_errors():
             if not isinstance(element, Batch):
                 return self._traced_free(self._whole(element) if whole else keras_loop.tensors(element), whole)
+            if element.has_one_graph and self.can_run_next(element.layout):
+                return self._one_step(element.layout).run_on(element)
             step, given = self._of(element.layout), (element.rows, *element.tensors)
             if self._model.run_eagerly or tf.config.functions_run_eagerly():
                 return step(*given)
@@ -335,16 +330,19 @@ class _Replicated:
 
         This takes half of the time between two steps that a batch in Python takes.
         """
-        key = batches.layout.key
         try:
             with self.workers.waiting("a step"), xla_step.named_errors():
-                if key not in self._single:
-                    step = self._of(batches.layout).get_concrete_function()
-                    self._single[key] = OneStep(step, renew=self._renew, on_trace=self._note_tracing)
+                step = self._one_step(batches.layout)
                 step_clock().enter(Phase.EXECUTE)
-                return self._single[key].run(batches)
+                return step.run(batches)
         except InputError as failed:  # the other workers may go on together with this one
             batches.fail(failed.error)
+
+    def _one_step(self, layout: Layout) -> OneStep:
+        if layout.key not in self._single:
+            step = self._of(layout).get_concrete_function()
+            self._single[layout.key] = OneStep(step, layout, renew=self._renew, on_trace=self._note_tracing)
+        return self._single[layout.key]
 
     def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
         """Run steps on the next batches in one graph; return their kept results, and the examples of each.
@@ -380,10 +378,13 @@ class _Replicated:
         self._single.clear()
         self._traced_free = self._trace(self._free, reduce_retracing=True)
 
-    def trace(self, layout: Layout) -> None:
-        """Make the function for a layout without running it."""
-        if not self._model.run_eagerly:
-            self._of(layout).get_concrete_function()
+    def make(self, layout: Layout, *, has_one_graph: bool) -> None:
+        """Make the function for a layout without running a step."""
+        if self._model.run_eagerly:
+            return
+        self._of(layout).get_concrete_function()
+        if has_one_graph and self._model.steps_per_execution == 1 and self.can_run_next(layout):
+            self._one_step(layout).prepare()
 
     def _of(self, layout: Layout) -> Any:
         """Return the function for this layout, traced by its first call."""
@@ -453,7 +454,7 @@ class _OfSize(_Replicated):
     def can_run_several(self, layout: Layout) -> bool:
         return False
 
-    def trace(self, layout: Layout) -> None:
+    def make(self, layout: Layout, *, has_one_graph: bool) -> None:
         """Make nothing: the trace depends on the number of examples."""
 
     def _of_size(self, structure: Any, count: int, *leaves: Any) -> Any:
