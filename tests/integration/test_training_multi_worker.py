@@ -199,6 +199,7 @@ def test_workers_with_data_of_their_own_end_together_and_count_every_example_onc
 @under_one
 def test_graphs_of_several_workers_take_their_batches_too(pool: WorkerPool) -> None:
     for seen in call(pool, "both_ways", cases="lone_replica_cases"):
+        assert seen.pop("made ahead")["arrays"] == seen["graph"]["arrays"], "what is made ahead takes no step"
         assert [found.pop("in_a_graph") for found in seen["graph"].values()] == [True, False], "of a known number alone"
         assert not any(found.pop("in_a_graph") for found in seen["python"].values())
         assert seen["graph"] == seen["python"]

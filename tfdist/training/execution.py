@@ -180,8 +180,7 @@ class OneStep:
     def run(self, batches: Epoch) -> tuple[Any, int]:
         """Run the step on the next batch; return its logs, and 1, or 0 where the input has ended.
 
-        Raises:
-            InputError: the input has raised an error, and progress is watched.
+        Where progress is watched, an error of the input is an `InputError`.
         """
         logs: Any = None
 

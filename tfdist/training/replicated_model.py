@@ -321,7 +321,8 @@ class _Replicated:
 
         TensorFlow cannot run a conditional step over several devices: it leaves inputs of it without a value.
         """
-        if layout.is_cut or step_clock().divides_steps or tf.config.functions_run_eagerly():
+        is_eager = self._model.run_eagerly or tf.config.functions_run_eagerly()
+        if layout.is_cut or is_eager or step_clock().divides_steps:
             return False
         return layout.key in self._single or OneStep.can_run(self._of(layout).get_concrete_function())
 
@@ -367,7 +368,7 @@ class _Replicated:
 
     @property
     def _renew(self) -> Callable[[], None] | None:
-        """What the thread calls that watches a graph which takes its batches; None if nobody asks for its progress."""
+        """The function that notes progress of a graph that takes its batches; None if nobody asks for it."""
         is_watched = step_clock().reporter is not None or self.workers.count > 1
         return self.workers.renew if is_watched else None
 
