@@ -467,6 +467,7 @@ def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> 
 
 def test_a_graph_that_takes_its_batches_computes_what_python_gives_it(pool: WorkerPool) -> None:
     seen = call(pool, "both_ways", cases="lone_replica_cases")
+    assert seen["made ahead"]["arrays"] == seen["graph"]["arrays"], "what is made ahead takes no step"
     for name, found in seen["graph"].items():
         assert found.pop("in_a_graph"), name
         assert not seen["python"][name].pop("in_a_graph"), name
@@ -485,4 +486,5 @@ def test_batches_that_are_copied_ahead_are_the_same(pool: WorkerPool) -> None:
 
 
 def test_an_input_that_fails_does_not_end_an_epoch(pool: WorkerPool) -> None:
-    assert call(pool, "error_of_input", cases="lone_replica_cases") == "InvalidArgumentError"
+    seen = call(pool, "error_of_input", cases="lone_replica_cases")
+    assert seen == {"raised": "InvalidArgumentError", "in_a_graph": True, "steps": 10}

@@ -196,6 +196,21 @@ def test_workers_with_data_of_their_own_end_together_and_count_every_example_onc
     assert chief["seen"] == [[rows[0] + 2.0 * rows[1]] * 2 for rows in each]
 
 
+@under_one
+def test_graphs_of_several_workers_take_their_batches_too(pool: WorkerPool) -> None:
+    for seen in call(pool, "both_ways", cases="lone_replica_cases"):
+        assert seen.pop("made ahead")["arrays"] == seen["graph"]["arrays"], "what is made ahead takes no step"
+        assert [found.pop("in_a_graph") for found in seen["graph"].values()] == [True, False], "of a known number alone"
+        assert not any(found.pop("in_a_graph") for found in seen["python"].values())
+        assert seen["graph"] == seen["python"]
+
+
+@under_one
+def test_an_input_that_fails_ends_no_collectives(pool: WorkerPool) -> None:
+    for seen in call(pool, "error_of_input", cases="lone_replica_cases"):
+        assert seen == {"raised": "InvalidArgumentError", "in_a_graph": True, "steps": 10}
+
+
 def test_the_chief_alone_writes(pool: WorkerPool, tmp_path: Path) -> None:
     assert call(pool, "callbacks_that_write", folder=str(tmp_path)) == [{"same": True}] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -73,6 +73,12 @@ class StepClock:
         """Whether an observer listens to `trained`."""
         return bool(self._on_trained)
 
+    @property
+    def divides_steps(self) -> bool:
+        """Whether an observer listens to the phases of a step, or to its examples; faults need its traces alone."""
+        enters = [one for one, _ in self._on_enter if not one.may_raise]
+        return bool(enters or self._on_phase or self._on_step or self._on_trained)
+
     def _register(self, observers: tuple[StepObserver, ...]) -> None:
         def calls(name: str) -> _Calls:
             heard = (one for one in observers if getattr(type(one), name) is not getattr(StepObserver, name))

@@ -6,7 +6,7 @@ of their examples at every batch.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
@@ -94,6 +94,7 @@ class Batch(NamedTuple):
     tensors: Sequence[Any]
     rows: tf.Tensor
     layout: Layout
+    has_one_graph: bool = False  # the graph that takes other batches of the epoch takes this one too
 
 
 class Element(NamedTuple):
@@ -136,8 +137,10 @@ class Epoch:
         begin: Callable[["Epoch"], None],
         took: Callable[[], None],
         gives_places: bool = False,
+        has_one_graph: bool = False,
     ) -> None:
         self.layout = layout
+        self._has_one_graph = has_one_graph
         self._gives_places = gives_places
         self._elements = elements
         self._walk = walk
@@ -171,7 +174,7 @@ class Epoch:
                 return None
             self._count(1)
         element, rows = found
-        return Batch(element.slices, rows, self.layout)
+        return Batch(element.slices, rows, self.layout, self._has_one_graph)
 
     def free(self, wanted: int) -> int:
         """Return how many of the next batches a graph may take, at most ``wanted``."""
@@ -186,6 +189,11 @@ class Epoch:
             count = graph(self._elements)
         self._count(count)
         return count
+
+    def fail(self, error: tf.errors.OpError) -> NoReturn:
+        """Raise the error of an element that a graph has asked for, as iterating does."""
+        with tf_data.raising(self._failure):
+            raise error
 
     def renew(self, make: Callable[[], Any], *, seconds: float) -> None:
         """Take the remaining batches from a new iterator, if the epoch has begun and has not ended."""

@@ -17,11 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat.tensorflow import device_batches
+from tfdist.compat.tensorflow import device_batches, tf_data
 from tfdist.compat.tensorflow.steps.traced_call import TracedCall
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training.epoch import Epoch
+from tfdist.training.epoch import Batch, Element, Epoch, Layout
 
 _LOOK_SECONDS = 0.2
 _untraced = tf.autograph.experimental.do_not_convert
@@ -43,6 +43,19 @@ class Progress:
     def count(self) -> int:
         """The count, from any thread."""
         return int(self._count.numpy())
+
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether the graph waits for a batch, or has failed meanwhile; from any thread."""
+        return bool(self.count() % 2)
+
+
+class InputError(Exception):
+    """The input has raised an error before the graph of a step took part in anything with other workers."""
+
+    def __init__(self, error: tf.errors.OpError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass
@@ -80,9 +93,10 @@ class Heartbeat:
             with self._lock:  # so that nothing is told of a graph that has ended
                 for thread, one in self._under_way.items():
                     count = one.progress.count()
+                    if count != one.seen or count % 2:  # a wait for input is none for other workers
+                        one.renew()
                     if count != one.seen:
                         one.seen = count
-                        one.renew()
                         step_clock().goes_on(thread, Phase.INPUT if count % 2 else Phase.EXECUTE)
 
 
@@ -142,10 +156,18 @@ class Rows:
 
 
 class OneStep:
-    """The graph of a single step that takes its batch itself, so that no batch passes through Python."""
+    """The graph of a single step that takes its batch itself, so that no batch passes through Python.
 
-    def __init__(self, step: Any, *, on_trace: Callable[[], None]) -> None:
+    With ``renew`` a thread reports whether the graph waits for its batch, as for `Execution`.
+    """
+
+    def __init__(
+        self, step: Any, layout: Layout, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]
+    ) -> None:
         self._step = step
+        self._specs = (*Element.numbers(), *layout.signature)
+        self._renew = renew
+        self._progress = None if renew is None else Progress()
         self._on_trace = on_trace
         self._call: TracedCall | None = None
 
@@ -156,19 +178,44 @@ class OneStep:
         return all(isinstance(leaf, tf.Tensor) and leaf.shape.is_fully_defined() for leaf in leaves)
 
     def run(self, batches: Epoch) -> tuple[Any, int]:
-        """Run the step on the next batch; return its logs, and 1, or 0 where the input has ended."""
+        """Run the step on the next batch; return its logs, and 1, or 0 where the input has ended.
+
+        Where progress is watched, an error of the input is an `InputError`.
+        """
         logs: Any = None
 
         def take(iterator: Any) -> int:
             nonlocal logs
-            if self._call is None:
-                signature = [tf.type_spec_from_value(iterator)]
-                self._call = TracedCall(tf.function(_untraced(self._next), input_signature=signature))
-            was_there, logs = self._call.of_flat()(tf.nest.flatten([iterator], expand_composites=True))
+            with _watched(self._progress, self._renew):
+                try:
+                    was_there, logs = self._called(iterator, tf.type_spec_from_value(iterator))
+                except tf.errors.OpError as error:
+                    if self._progress is not None and self._progress.waits_for_input:
+                        self._progress.reset()
+                        raise InputError(error) from error
+                    raise
             return int(was_there)
 
         taken = batches.give(take)
         return logs, taken
+
+    def run_on(self, batch: Batch) -> Any:
+        """Run the step on a batch that has been taken; return its logs."""
+        numbers = (tf.constant(0, tf.int64), batch.rows)
+        _, logs = self._called_on(tf.data.Dataset.from_tensors((*numbers, *batch.tensors)))
+        return logs
+
+    def prepare(self) -> None:
+        """Trace and optimize the graph, and make its kernels: it runs on an input that has ended, so takes no step."""
+        self._called_on(tf.data.Dataset.from_tensors(tf_data.one_row(self._specs)).take(0))
+
+    def _called_on(self, dataset: tf.data.Dataset) -> Any:
+        return self._called(iter(dataset), tf.data.IteratorSpec(self._specs))
+
+    def _called(self, iterator: Any, spec: tf.TypeSpec) -> Any:
+        if self._call is None:
+            self._call = TracedCall(tf.function(_untraced(self._next), input_signature=[spec]))
+        return self._call.of_flat()(tf.nest.flatten([iterator], expand_composites=True))
 
     def _next(self, iterator: Any) -> tuple[tf.Tensor, Any]:
         """Whether there was a batch, and the logs of its step.
@@ -176,7 +223,7 @@ class OneStep:
         Without a batch none of the step may run. What needs no batch would: it counts the step, and decays weights.
         """
         self._on_trace()
-        batch = iterator.get_next_as_optional()
+        batch, is_there = _next_of(iterator, self._progress, [])
 
         def step() -> Any:
             _, examples, *tensors = device_batches.value_of(iterator, batch)
@@ -185,7 +232,6 @@ class OneStep:
         def nothing() -> Any:
             return tf.nest.map_structure(lambda leaf: tf.zeros(leaf.shape, leaf.dtype), self._step.structured_outputs)
 
-        is_there = batch.has_value()
         return is_there, tf.cond(is_there, step, nothing)
 
 
@@ -218,19 +264,14 @@ class Execution:
             kept = self._kept.value(returned) if rows else None
             return len(rows)
 
-        with self._watched():
+        with _watched(self._progress, self._renew):
             batches.give(take)
         return kept, rows
-
-    def _watched(self) -> AbstractContextManager[None]:
-        if self._progress is None or self._renew is None:
-            return contextlib.nullcontext()
-        return heartbeat().of(self._progress, self._renew)
 
     def _loop(self, iterator: Any, count: tf.Tensor) -> tuple[Any, tf.Tensor]:
         self._on_trace()
         nothing = self._kept.begin(self._step.structured_outputs)
-        batch = self._next(iterator, [] if self._progress is None else [self._progress.reset()])
+        batch, _ = _next_of(iterator, self._progress, [] if self._progress is None else [self._progress.reset()])
         rows = tf.TensorArray(tf.int32, size=0, dynamic_size=True, element_shape=[])
 
         def goes_on(done: tf.Tensor, batch: Any, kept: Any, rows: Any) -> tf.Tensor:
@@ -245,7 +286,7 @@ class Execution:
             # the batch after the last step is the next execution's
             batch = tf.cond(
                 done < count,
-                lambda: self._next(iterator, after),
+                lambda: _next_of(iterator, self._progress, after)[0],
                 lambda: tf.experimental.Optional.empty(batch.element_spec),
             )
             return done, batch, kept, rows
@@ -254,14 +295,26 @@ class Execution:
         _, _, kept, rows = tf.while_loop(goes_on, run, (tf.constant(0), batch, nothing, rows), parallel_iterations=1)
         return self._kept.end(kept), rows.stack()
 
-    def _next(self, iterator: Any, after: list[Any]) -> Any:
-        """The next batch, an optional; where progress is watched, it is asked for after these tensors."""
-        if self._progress is None:
-            return iterator.get_next_as_optional()
-        with tf.control_dependencies(after):
-            asked = self._progress.beat()
-        with tf.control_dependencies([asked]):
-            batch = iterator.get_next_as_optional()
-        with tf.control_dependencies([batch.has_value()]):
-            self._progress.beat()
-        return batch
+
+def _watched(progress: Progress | None, renew: Callable[[], None] | None) -> AbstractContextManager[None]:
+    return contextlib.nullcontext() if progress is None or renew is None else heartbeat().of(progress, renew)
+
+
+def _next_of(iterator: Any, progress: Progress | None, after: list[Any]) -> tuple[Any, tf.Tensor]:
+    """The next batch, an optional, and whether there is one.
+
+    Where progress is watched, the batch is asked for after these tensors, and whether there is one known after its
+    count.
+    """
+    if progress is None:
+        batch = iterator.get_next_as_optional()
+        return batch, batch.has_value()
+    with tf.control_dependencies(after):
+        asked = progress.beat()
+    with tf.control_dependencies([asked]):
+        batch = iterator.get_next_as_optional()
+        is_there = batch.has_value()
+    with tf.control_dependencies([is_there]):
+        came = progress.beat()
+    with tf.control_dependencies([came]):
+        return batch, tf.identity(is_there)

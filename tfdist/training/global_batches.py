@@ -186,6 +186,7 @@ class Input:
             begin=self._begin,
             took=self._took,
             gives_places=self._gives_places,
+            has_one_graph=self.has_one_graph,
         )
         self._epochs.add(epoch)
         return epoch
@@ -203,6 +204,13 @@ class Input:
         elif self._reading is not None and not self._is_read:  # else the next epoch asks for the shares
             for epoch in self._epochs:
                 epoch.renew(self._elements, seconds=END_SECONDS)
+
+    @property
+    def has_one_graph(self) -> bool:
+        """Whether graphs take nearly all batches, from iterators that Python can make for the others."""
+        is_known = self.batches is not None or self._endless
+        is_taken = self.workers.count == 1 or (self.source is Source.SHARED and is_known)
+        return is_taken and (self._ahead is None or self._division is None)
 
     @property
     def changes_at(self) -> int | None:

@@ -28,7 +28,7 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, local_steps, step_timestamps, worker_callbacks
 from tfdist.training.checks import step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
-from tfdist.training.execution import Execution, Last, OneStep, Rows
+from tfdist.training.execution import Execution, InputError, Last, OneStep, Rows
 from tfdist.training.global_batches import Input
 from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.replica import (
@@ -89,7 +89,7 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
         given = keras_model.input_of(fit.epoch_iterator)
         source = function.source if isinstance(function, Steps) else None
         if isinstance(source, _ReplicaSteps) and isinstance(given, Input):
-            source.run.trace(given.layout)
+            source.run.make(given.layout, has_one_graph=given.has_one_graph)
 
     step_clock().stand_by(make_step)
 
@@ -226,7 +226,7 @@ class _ReplicaSteps:
             return None
         count = batches.free(left)
         count = local_steps.left(self._model, count, training=self.training)
-        if count == 1 and self.run.is_unobserved(batches.layout):
+        if count == 1 and self.run.can_run_next(batches.layout):
             with self._stepping() as done:
                 last, taken = self.run.next_of(batches)
             done(taken)
@@ -298,6 +298,8 @@ class _Replicated:
         with self.workers.waiting("a step"), xla_step.named_errors():
             if not isinstance(element, Batch):
                 return self._traced_free(self._whole(element) if whole else keras_loop.tensors(element), whole)
+            if element.has_one_graph and self.can_run_next(element.layout):
+                return self._one_step(element.layout).run_on(element)
             step, given = self._of(element.layout), (element.rows, *element.tensors)
             if self._model.run_eagerly or tf.config.functions_run_eagerly():
                 return step(*given)
@@ -314,10 +316,13 @@ class _Replicated:
         """True if the rows of steps on this layout can be kept in one graph."""
         return Rows.can_keep(self._of(layout).get_concrete_function().structured_outputs)
 
-    def is_unobserved(self, layout: Layout) -> bool:
-        """True if nothing has to see a batch before its step: there is one replica, and no observer of its phases."""
-        is_alone = self.workers.count == 1 and tf_strategies.replica_count(self._strategy) == 1
-        if not is_alone or step_clock().observers or tf.config.functions_run_eagerly():
+    def can_run_next(self, layout: Layout) -> bool:
+        """True if no observer divides steps, and this process has one replica.
+
+        TensorFlow cannot run a conditional step over several devices: it leaves inputs of it without a value.
+        """
+        is_eager = self._model.run_eagerly or tf.config.functions_run_eagerly()
+        if layout.is_cut or is_eager or step_clock().divides_steps:
             return False
         return layout.key in self._single or OneStep.can_run(self._of(layout).get_concrete_function())
 
@@ -326,13 +331,19 @@ class _Replicated:
 
         This takes half of the time between two steps that a batch in Python takes.
         """
-        key = batches.layout.key
-        with xla_step.named_errors():
-            if key not in self._single:
-                step = self._of(batches.layout).get_concrete_function()
-                self._single[key] = OneStep(step, on_trace=self._note_tracing)
-            step_clock().enter(Phase.EXECUTE)
-            return self._single[key].run(batches)
+        try:
+            with self.workers.waiting("a step"), xla_step.named_errors():
+                step = self._one_step(batches.layout)
+                step_clock().enter(Phase.EXECUTE)
+                return step.run(batches)
+        except InputError as failed:  # the other workers may go on together with this one
+            batches.fail(failed.error)
+
+    def _one_step(self, layout: Layout) -> OneStep:
+        if layout.key not in self._single:
+            step = self._of(layout).get_concrete_function()
+            self._single[layout.key] = OneStep(step, layout, renew=self._renew, on_trace=self._note_tracing)
+        return self._single[layout.key]
 
     def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
         """Run steps on the next batches in one graph; return their kept results, and the examples of each.
@@ -347,14 +358,19 @@ class _Replicated:
     def _execution_of(self, layout: Layout) -> Execution:
         """Return the graph of several steps on this layout; it traces the step inside."""
         if layout.key not in self._executions:
-            is_watched = step_clock().reporter is not None or self.workers.count > 1
             self._executions[layout.key] = Execution(
                 self._of(layout).get_concrete_function(),
                 self._keeps(),
-                renew=self.workers.renew if is_watched else None,
+                renew=self._renew,
                 on_trace=self._note_tracing,
             )
         return self._executions[layout.key]
+
+    @property
+    def _renew(self) -> Callable[[], None] | None:
+        """The function that notes progress of a graph that takes its batches; None if nobody asks for it."""
+        is_watched = step_clock().reporter is not None or self.workers.count > 1
+        return self.workers.renew if is_watched else None
 
     def forget(self) -> None:
         """Drop functions that were traced before the rules of the step were known."""
@@ -363,10 +379,13 @@ class _Replicated:
         self._single.clear()
         self._traced_free = self._trace(self._free, reduce_retracing=True)
 
-    def trace(self, layout: Layout) -> None:
-        """Make the function for a layout without running it."""
-        if not self._model.run_eagerly:
-            self._of(layout).get_concrete_function()
+    def make(self, layout: Layout, *, has_one_graph: bool) -> None:
+        """Make the function for a layout without running a step."""
+        if self._model.run_eagerly:
+            return
+        self._of(layout).get_concrete_function()
+        if has_one_graph and self._model.steps_per_execution == 1 and self.can_run_next(layout):
+            self._one_step(layout).prepare()
 
     def _of(self, layout: Layout) -> Any:
         """Return the function for this layout, traced by its first call."""
@@ -437,7 +456,7 @@ class _OfSize(_Replicated):
     def can_run_several(self, layout: Layout) -> bool:
         return False
 
-    def trace(self, layout: Layout) -> None:
+    def make(self, layout: Layout, *, has_one_graph: bool) -> None:
         """Make nothing: the trace depends on the number of examples."""
 
     def _of_size(self, structure: Any, count: int, *leaves: Any) -> Any:

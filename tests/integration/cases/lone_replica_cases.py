@@ -1,6 +1,6 @@
-"""Training on a single replica, whose graph takes batches by itself, beside the same with batches in Python."""
+"""Training on a single replica in each process, whose graph takes batches, beside the same with batches in Python."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -9,11 +9,21 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.strategies
+from tfdist import cluster
+from tfdist.monitor.observer import StepObserver
+from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.monitor.step_clock import StepObserver
 
-STRATEGY = tfdist.strategies.MirroredStrategy(["CPU:0"])
+WORKERS = cluster.from_environment().num_workers
+STRATEGY = mirrored_cases.STRATEGY if WORKERS > 1 else tfdist.strategies.MirroredStrategy(["CPU:0"])
 X, Y = mirrored_cases.X, mirrored_cases.Y
+
+
+class Divides(StepObserver):
+    """An observer for which Python takes the batches."""
+
+    def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
+        pass
 
 
 def _pieces() -> Iterator[tuple[Any, Any]]:
@@ -35,13 +45,19 @@ def _trained(data: dict[str, Any], **compile_options: Any) -> dict[str, Any]:
 
 
 def both_ways() -> dict[str, Any]:
-    """The results of fits, with batches that the graph takes, and with an observer, for which Python takes them."""
+    """The results of fits whose graph takes batches, also made ahead, and with an observer, for which Python does."""
     pieces = tf.data.Dataset.from_generator(
         _pieces, output_signature=(tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
     )
     inputs = {"arrays": {"x": X, "y": Y, "batch_size": 8}, "pieces": {"x": pieces}}
     seen: dict[str, Any] = {"graph": {name: _trained(data) for name, data in inputs.items()}}
-    observer = StepObserver()
+    clock = step_clock()
+    clock.stand_by = lambda prepare: prepare()  # type: ignore[method-assign]
+    try:
+        seen["made ahead"] = {"arrays": _trained(inputs["arrays"])}
+    finally:
+        del clock.stand_by
+    observer = Divides()
     step_clock().attach(observer)
     try:
         seen["python"] = {name: _trained(data) for name, data in inputs.items()}
@@ -50,18 +66,22 @@ def both_ways() -> dict[str, Any]:
     return seen
 
 
-def error_of_input() -> str:
-    """The kind of error that `fit` raises where the input fails in its middle."""
+def error_of_input() -> dict[str, Any]:
+    """The kind of error that `fit` raises where the input fails in its middle, and the steps of a `fit` after it."""
 
     def failing() -> Iterator[tuple[Any, Any]]:
+        yield next(_pieces())
         yield next(_pieces())
         raise ValueError("the third disk is gone")
 
     with STRATEGY.scope():
         network = mirrored_cases.model()
     signature = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    data = tf.data.Dataset.from_generator(failing, output_signature=signature)
     try:
-        network.fit(tf.data.Dataset.from_generator(failing, output_signature=signature), verbose=0)
+        network.fit(data.apply(tf.data.experimental.assert_cardinality(5)), verbose=0)
+        raised = "none"
     except (tf.errors.OpError, ValueError) as found:
-        return type(found).__name__
-    return "none"
+        raised = type(found).__name__
+    in_a_graph = bool(network.train_function.source.run._single)
+    return {"raised": raised, "in_a_graph": in_a_graph, "steps": _trained({"x": X, "y": Y, "batch_size": 8})["steps"]}
