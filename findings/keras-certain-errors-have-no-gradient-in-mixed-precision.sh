@@ -35,9 +35,7 @@ found = {
     "plain": train(),
     "mixed_bfloat16": train("mixed_bfloat16"),
     "Reshape": train(behind=[keras.layers.Reshape((2,))]),
-    "mixed_bfloat16 with a softmax in float32": train(
-        "mixed_bfloat16", None, [keras.layers.Softmax(dtype="float32")]
-    ),
+    "mixed_bfloat16 with a softmax in float32": train("mixed_bfloat16", None, [keras.layers.Softmax(dtype="float32")]),
 }
 print("; ".join(f"{name}: loss {loss:.2f}, weight 40 -> {weight:.0f}" for name, (loss, weight) in found.items()))
 # By hand: the loss is 40 - -40, and its gradient 1 to within exp(-80); that of a clipped one is 0.

@@ -33,7 +33,8 @@ for name, array in (("bfloat16", values.astype(ml_dtypes.bfloat16)), ("float32",
     ordered, median, unique = described(array)
     print(f"{name}: sort [{', '.join(ordered)}], median {median:.0f}, unique {unique}; ", end="")
 for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
-    assert described(values.astype(dtype)) == (["3", "nan", "1", "2", "nan", "0", "1"], 2, 7), "the behaviour has changed"
+    found = described(values.astype(dtype))
+    assert found == (["3", "nan", "1", "2", "nan", "0", "1"], 2, 7), "the behaviour has changed"
 assert described(values)[0] == ["0", "1", "1", "2", "3", "nan", "nan"] and np.isnan(median) and unique == 5
 
 many = np.random.default_rng(0).normal(size=10_000).astype(ml_dtypes.bfloat16)
