@@ -9,6 +9,7 @@
 #   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
 #   make compat TENSORFLOW=2.18.1 [KERAS=3.15.1]  test_compat and a part of verify beside these versions; RING=1: Horovod too
 #   make ecosystem  models of keras-hub, keras-rs, keras-tuner and keras.applications under every strategy, beside one device
+#   make moving     the programs that the migration pages start from, each with its library in runs/moving
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make ops        the ops that tfdist compiles for itself
 #   make sanitize   the test programs of what is written in C++, under ThreadSanitizer and AddressSanitizer
@@ -55,7 +56,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo ops compiled sanitize check-aarch64 test test-io test-fast test-unpatched gpu-checks verify horovod peers compat ecosystem lint goldens docs package docker-lock docker-test clean
+.PHONY: help demo ops compiled sanitize check-aarch64 test test-io test-fast test-unpatched gpu-checks verify horovod peers compat ecosystem moving lint goldens docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -105,6 +106,10 @@ compat: $(STAMP)
 # some; AGAIN=1 runs also what is right. `make goldens` puts the table into docs/ecosystem.md.
 ecosystem: $(ECOSYSTEM_STAMP) horovod ops
 	@$(ECOSYSTEM)/bin/python -m ecosystem $(MODELS:%=--model %) $(STRATEGIES:%=--strategy %) $(if $(AGAIN),--again)
+
+# Each program has an environment of its own under runs/moving, 9 GB in all; PAGES="accelerate tff" runs some.
+moving: $(STAMP)
+	@$(BIN)/python -m tests.programs_before $(PAGES:%=--page %)
 
 test-fast: lint horovod ops
 	$(BIN)/python -m pytest tests -m quick $(SHARED)

@@ -1,6 +1,6 @@
-"""One wording per check, so that every error of tfdist reads alike; a bool is not a number here.
+"""Checks of values, each with one wording, so that all errors of tfdist read alike. A bool does not count as a number.
 
-Each function takes the name that the user knows (an argument, a flag, a variable) and the value, and returns the value
+Each function takes the value and the name that the user knows: an argument, a flag or a variable. It returns the value
 in its proper type.
 
 Example:
@@ -27,7 +27,7 @@ _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def shown(value: object, *, limit: int = 200) -> str:
-    """``value`` as an error message shows it: its repr, shortened in the middle beyond ``limit`` characters.
+    """Return the repr of ``value`` for an error message, shortened in the middle beyond ``limit`` characters.
 
     Example:
         >>> shown("x" * 300, limit=20)
@@ -41,13 +41,13 @@ def shown(value: object, *, limit: int = 200) -> str:
 
 
 def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int | None = None, hint: str = "") -> int:
-    """``value`` as an int within the bounds, both included."""
+    """Return ``value`` as an int, after checking that it is within the bounds, both included."""
     required = "an integer" + _bounds(minimum, maximum)
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise _type_error(name, value, required, hint)
     try:
         number = operator.index(value)
-    except TypeError:  # a NumPy bool or an array has the method and refuses
+    except TypeError:  # a NumPy bool or array has the method, but it raises
         raise _type_error(name, value, required, hint) from None
     if _outside(number, minimum, maximum):
         raise _value_error(name, value, required, hint)
@@ -57,7 +57,7 @@ def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int |
 def parse_integer(
     name: str, text: str, *, minimum: int | None = None, maximum: int | None = None, hint: str = ""
 ) -> int:
-    """The int that ``text`` (an environment variable, a flag) spells in decimal digits."""
+    """Return the int that ``text`` (an environment variable or a flag) spells in decimal digits."""
     stripped = text.strip()
     digits = stripped[1:] if stripped[:1] in ("-", "+") else stripped
     readable = digits.isascii() and digits.isdigit() and len(digits) <= 100
@@ -75,7 +75,7 @@ def number(
     above: float | None = None,
     hint: str = "",
 ) -> float:
-    """``value`` as a finite float within the bounds (``minimum``, ``maximum`` included, ``above`` excluded)."""
+    """Return ``value`` as a finite float from ``minimum`` to ``maximum``, both included, and greater than ``above``."""
     required = "a finite number" + _bounds(minimum, maximum, above)
     if isinstance(value, (bool, str, bytes)) or not (hasattr(type(value), "__float__") or hasattr(value, "__index__")):
         raise _type_error(name, value, required, hint)
@@ -91,14 +91,14 @@ def number(
 
 
 def boolean(name: str, value: Any, *, hint: str = "") -> bool:
-    """``value`` if it is exactly True or False."""
+    """Return ``value`` if it is exactly True or False."""
     if not isinstance(value, bool):
         raise _type_error(name, value, "True or False", hint)
     return value
 
 
 def text(name: str, value: Any, *, hint: str = "") -> str:
-    """``value`` if it is a str that is not empty."""
+    """Return ``value`` if it is a str that is not empty."""
     if not isinstance(value, str):
         raise _type_error(name, value, "a text", hint)
     if not value.strip():
@@ -107,7 +107,7 @@ def text(name: str, value: Any, *, hint: str = "") -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A question with the most similar known name and a space before it; "" where nothing is similar.
+    """Return a space and a question that offers the most similar known name; "" if no name is similar.
 
     Example:
         >>> nearest("mirored", ["mirrored", "ring"]), nearest("x", ["mirrored", "ring"])
@@ -118,7 +118,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> Any:
-    """``value`` if it equals one of ``allowed`` and has the same type (True is not 1)."""
+    """Return ``value`` if it equals one of ``allowed`` and has the same type (True is not 1)."""
     choices = list(allowed)
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         meant = nearest(value, [choice for choice in choices if isinstance(choice, str)]).strip()
@@ -128,7 +128,7 @@ def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> 
 
 
 def as_bytes(text: str) -> int:
-    """The bytes of a size such as 4096, 4K, 1.5G, 4MB or 4MiB; K, M, G and T are powers of 1024.
+    """Return the bytes of a size such as 4096, 4K, 1.5G, 4MB or 4MiB; K, M, G and T are powers of 1024.
 
     Example:
         >>> as_bytes("4K"), as_bytes("256MiB"), as_bytes("1.5 GB")
@@ -142,7 +142,7 @@ def as_bytes(text: str) -> int:
 
 
 def as_seconds(text: str, *, name: str) -> float:
-    """The seconds of a time such as 90, 90s, 30m or 1.5h.
+    """Return the seconds of a duration such as 90, 90s, 30m or 1.5h.
 
     Example:
         >>> as_seconds("30m", name="--idle"), as_seconds("90", name="--idle")
@@ -156,7 +156,7 @@ def as_seconds(text: str, *, name: str) -> float:
 
 
 def shown_bytes(number: int) -> str:
-    """Bytes as `as_bytes` reads them, in the largest unit that divides them.
+    """Return a number of bytes as text that `as_bytes` reads, in the largest unit that divides it.
 
     Example:
         >>> shown_bytes(4096), shown_bytes(1500), shown_bytes(256 << 20)
@@ -169,7 +169,7 @@ def shown_bytes(number: int) -> str:
 def mismatch(
     subject: str, value: object, required: str, *, name: str = "", kind: type[ConfigError] = ConfigError
 ) -> ConfigError:
-    """The error of a value that is something else than ``required``, a sentence's end; ``name``: default, the subject.
+    """Return the error for a value that is not ``required``, the end of a sentence. ``name`` is ``subject`` by default.
 
     Example:
         >>> raise mismatch("label", ["a", "b"], "the name of one feature.")

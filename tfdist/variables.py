@@ -1,7 +1,7 @@
-"""Every environment variable of tfdist: its name, how its text is read, its default, and what it is for.
+"""Every environment variable of tfdist, with its name, parser, default and purpose.
 
-Only this module reads them. A launcher that passes a variable on names it by its constant here. docs/variables.md lists
-them from these tables.
+No other module reads these variables. A launcher that passes one on refers to it by its constant here. The lists in
+docs/variables.md are made from these tables.
 
 Example:
     >>> RESTARTS.read({"TFDIST_RESTARTS": "2"}), RESTARTS.read({})
@@ -23,9 +23,9 @@ from tfdist.validation import one_of, parse_integer
 T = TypeVar("T")
 D = TypeVar("D", int, None)
 
-#: what every variable of tfdist begins with
+#: The prefix of every variable of tfdist.
 PREFIX = "TFDIST_"
-#: what those begin with that a pod template sets
+#: The prefix of the variables that a pod template sets.
 POD_PREFIX = "TFDIST_K8S_"
 
 
@@ -34,11 +34,11 @@ class Variable(Generic[T]):
     """One variable of tfdist.
 
     Attributes:
-        name: as the environment spells it.
-        help: one sentence.
-        parse: makes the value of the name and the text.
-        default: the value where the variable is unset or blank.
-        set_by: the user, `tfdist run` for its workers, either, or another part of tfdist.
+        name: the name in the environment.
+        help: a short description.
+        parse: a function that takes the name and the text, and returns the value.
+        default: the value if the variable is unset or blank.
+        set_by: who sets the variable: the user, `tfdist run` for its workers, either, or another part of tfdist.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Variable(Generic[T]):
     set_by: Literal["user", "run", "user or run", "tfdist"] = "user"
 
     def text(self, environ: Mapping[str, str]) -> str:
-        """The text as it is; empty where the variable is unset or blank."""
+        """Return the text unchanged; empty if the variable is unset or blank."""
         text = environ.get(self.name, "")
         return text if text.strip() else ""
 
     def read(self, environ: Mapping[str, str]) -> T:
-        """The value; a malformed text is a `ConfigError`."""
+        """Return the parsed value; raise `ConfigError` if the text is malformed."""
         text = self.text(environ)
         return self.parse(self.name, text) if text else self.default
 
@@ -90,7 +90,7 @@ def _integer(
 
 
 def parsed_shares(name: str, text: str) -> tuple[int, ...] | Literal["measured"]:
-    """The weights of replicas' shares, or that they are measured.
+    """Parse the weights of the replicas' shares, or the word "measured".
 
     Example:
         >>> parsed_shares("--shares", "3,1")
@@ -115,7 +115,7 @@ def _seconds(name: str, text: str) -> float:
         raise ConfigError(f"{name} is {text!r}; set it to a number of seconds.", name=name, received=text) from error
 
 
-# What users set
+# Variables that users set
 
 STRATEGY = _text(
     "TFDIST_STRATEGY",
@@ -224,7 +224,7 @@ JOIN_SECONDS = Variable("TFDIST_JOIN_SECONDS", "how long a host tries to join a 
 FAULTS = _text("TFDIST_FAULTS", "faults to inject, as JSON; `tfdist chaos` sets it")
 FAULTS_LOG = _text("TFDIST_FAULTS_LOG", "file that gets a line of JSON for each injected fault")
 
-# What `tfdist run` gives its workers
+# Variables that `tfdist run` sets for its workers
 
 WORKERS = _text(
     "TFDIST_WORKERS", "addresses of all workers, such as `127.0.0.1:40001,127.0.0.1:40002`", set_by="user or run"
@@ -272,7 +272,7 @@ TASKS_FILE = _text(
     set_by="run",
 )
 
-# What parts of tfdist give each other
+# Variables that parts of tfdist set for each other
 
 REPORTS = _text("TFDIST_REPORTS", "folder of a job's reports, and what is kept, as JSON", set_by="tfdist")
 CALL_FOLDER = _text("TFDIST_CALL_FOLDER", "folder with the function that a worker calls", set_by="tfdist")

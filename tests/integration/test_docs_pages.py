@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.agents import says
 from tests.integration.forks import Forks
+from tests.programs_before import sides
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -24,18 +25,23 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", ["tf-distribute", "horovod", "accelerate", "ray-train", "tff", "streaming"])
 def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> None:
-    (diff,) = blocks(f"moving-from-{page}.md", "diff")
-    lines = diff.splitlines()
-    assert all(line[:1] in ("", " ", "+", "-") for line in lines)
-    before = "\n".join(line[1:] for line in lines if line[:1] != "+")
-    after = "\n".join(line[1:] for line in lines if line[:1] != "-")
-    ast.parse(before)  # it needs packages that are not here
+    before, after = sides(page)
+    ast.parse(before)
     script = tmp_path / "train.py"
     script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{after}\n")
     assert forking.run(str(script)) == 0, forking.output[-3000:]
     assert "Epoch 2/2" in forking.output or "model.fit" not in after
     if "model.save" in after:
         assert (tmp_path / "model.keras").is_file()
+
+
+@pytest.mark.parametrize(("page", "status"), [("tf-distribute", 0), ("horovod", 1)])
+def test_what_one_moves_from_does_what_the_page_says(page: str, status: int, forking: Forks, tmp_path: Path) -> None:
+    """The other programs need packages that are not here: tests/programs_before.py runs them."""
+    script = tmp_path / "train.py"
+    script.write_text(sides(page)[0])
+    assert forking.run(str(script)) == status, forking.output[-3000:]
+    assert ("RuntimeError" if status else "Epoch 2/2") in forking.output
 
 
 GUIDES = [

@@ -43,10 +43,10 @@ class GuardBench(Suite):
     """
 
     wheel: str | None = option(None, "Wheel of the release before.", metavar="FILE")
-    ref: str | None = option(None, "Its git tag or commit, in a clone.", metavar="REF")
+    ref: str | None = option(None, "Git tag or commit of that release, in a clone.", metavar="REF")
     rounds: int = option(5, "Measurements of each side, after one that warms up.")
-    scale: int = option(10, "Work of a measurement; 1 tells whether it runs.")
-    least: float = option(0.9, "Exit with 1 if a median is below.", minimum=0)
+    scale: int = option(10, "Work of a measurement; 1 only checks that it runs.")
+    least: float = option(0.9, "Exit with 1 if a median is below this.", minimum=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

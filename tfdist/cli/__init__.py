@@ -1,1 +1,1 @@
-"""The command ``tfdist``, with one file per subcommand, which is loaded when it is called."""
+"""The command ``tfdist``, with one file for each subcommand. A file is loaded when its subcommand is called."""

@@ -1,4 +1,4 @@
-"""``tfdist agent``, by which this host joins a job whose launcher cannot start processes here."""
+"""``tfdist agent``, which lets this host join a job whose launcher cannot start processes here."""
 
 import os
 import socket
@@ -19,15 +19,15 @@ from tfdist.variables import JOB_KEY
         "tfdist agent 10.0.0.1:7000 --key-file job.key --name a": "as its host a",
         "tfdist run --engine agent --hosts a,b --key-file job.key train.py": "its launcher",
     },
-    epilog="Exit code: 0 when the job has ended, whatever came of it there; 1 when it could not be joined.",
+    epilog="Exit code: 0 when the job has ended, whatever its result; 1 when it could not be joined.",
     page="cluster",
 )
-@click.option("--name", metavar="NAME", help="Of this host, as --hosts of the job has it.  [default: its own]")
+@click.option("--name", metavar="NAME", help="Name of this host in --hosts of the job.  [default: its own]")
 @click.option(
     "--key-file",
     metavar="PATH",
     type=click.Path(dir_okay=False),
-    help="With the key that the job has too.  [default: TFDIST_JOB_KEY]",
+    help="File with the key of the job.  [default: TFDIST_JOB_KEY]",
 )
 @click.option(
     "--wait-seconds",
@@ -35,7 +35,7 @@ from tfdist.variables import JOB_KEY
     default=600.0,
     show_default=True,
     metavar="S",
-    help="How long to try when no launcher is there.",
+    help="How long to try if no launcher answers.",
 )
 @click.argument("address")
 @click.pass_context
@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Join the job whose launcher listens at ADDRESS, run its workers here, and end with it.
 
-    ADDRESS is host:port, of `tfdist run --engine agent --rendezvous`. The folder of the script must be here at the same
-    path, and the same version of tfdist.
+    ADDRESS is host:port, as in `tfdist run --engine agent --rendezvous`. This host needs the same version of tfdist,
+    and the folder of the script at the same path.
     """
     from tfdist.jobs.connecting.tcp_joining import Ticket
     from tfdist.jobs.launchers import joined_agent

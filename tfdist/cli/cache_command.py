@@ -1,4 +1,4 @@
-"""`tfdist cache`: show the files that are kept between runs, and remove them."""
+"""`tfdist cache`: list and remove the files that tfdist keeps between runs."""
 
 import os
 
@@ -26,7 +26,7 @@ def _names() -> list[str]:
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Say what tfdist keeps between runs, and remove it.
+    """List or remove the files that tfdist keeps between runs.
 
     The folder is TFDIST_CACHE_DIR, else tfdist in XDG_CACHE_HOME, else ~/.cache/tfdist. Everything in it is made anew
     when it is needed; no backup of a training and no data of yours is there.
@@ -35,7 +35,7 @@ def command() -> None:
 
 @command.command("list", cls=Command, examples={"tfdist cache list": ""})
 def list_kept() -> None:
-    """Say what is kept, and how large it is."""
+    """List the kept files with their sizes."""
     root = cache.folder(os.environ)
     kept = cache.kept(root)
     click.echo(f"{root}{'' if kept else ' keeps nothing.'}")
@@ -53,14 +53,14 @@ def list_kept() -> None:
     },
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=completes(_names))
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
 def clean(names: tuple[str, ...], dry_run: bool) -> None:
-    """Remove what is kept.
+    """Remove kept files.
 
-    All of it, or the folders NAME that `tfdist cache list` shows. A build that runs loses nothing.
+    Without NAME all of them, otherwise the folders NAME of `tfdist cache list`. A running build loses nothing.
 
-    Jobs that run keep what they have loaded. One that reads TFRecord files of others ends with an error where their
-    index in the cache ("tfrecords") is removed, and makes it again at its next start.
+    Running jobs keep what they have loaded. A job that reads TFRecord files of others ends with an error if their index
+    in the cache ("tfrecords") is removed, and makes it again at its next start.
     """
     root = cache.folder(os.environ)
     kept = {one.name: one for one in cache.kept(root)}

@@ -30,12 +30,12 @@ from tfdist.waiting import handled, wait_heeding_signals
     epilog="Exit code: 0 when the job ended with 0, 2 when the request was wrong, else that of the job.",
     page="fault-tolerance-faults",
 )
-@click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="To choose from.")
+@click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="Kinds to choose from.")
 @click.option("--count", type=int, default=1, show_default=True, metavar="C", help="How many faults.")
 @click.option(
     "--every", type=int, default=20, show_default=True, metavar="N", help="Mean steps from a start to the next fault."
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Which random faults.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Seed of the random faults.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE", help="Use these faults instead.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 @click.pass_context
@@ -51,10 +51,10 @@ def command(
 ) -> None:
     """Run a job with faults on purpose, and see how it recovers.
 
-    COMMAND is what you would type: `tfdist run` with its options and your script. The job runs with your data and your
-    model, and its workers are killed, stopped or hang; it is given as many --max-restarts as there are faults. A table
-    at the end says how long it took until each was found, until all workers stepped again, and how many steps were
-    repeated. A script that fits with tfdist.callbacks.BackupAndRestore goes on where it was; another begins anew.
+    COMMAND is `tfdist run` with its options and your script. The job runs with your data and your model, while its
+    workers are killed, stopped or hang. It gets as many --max-restarts as there are faults. A table at the end shows,
+    for each fault, the time until it was detected, the time until all workers stepped again, and the repeated steps.
+    Scripts with tfdist.callbacks.BackupAndRestore resume; others start from the beginning.
 
     Kinds of faults: kill, stop (SIGSTOP), hang, slow, exception, exit, term (SIGTERM to one worker), disk-full,
     corrupt.
@@ -103,7 +103,7 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
 
 
 def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
-    """Return the numbers of workers and servers, and True if the command limits restarts."""
+    """Return the numbers of workers and servers, and whether the command limits restarts."""
     from tfdist.cli.common.host_options import HostOptions, launcher_of, remote_of, worker_count
     from tfdist.cli.run_command import command as run
 
@@ -121,12 +121,12 @@ def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
 
 
 def _run(argv: list[str], environment: dict[str, str]) -> int:
-    """Run the job to its end, pass signals on, and return its exit code as a shell would."""
+    """Run the job to its end, pass signals on, and return the exit code that a shell would report."""
     jobs: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []  # signals that have come before the job was started
+    early: list[int] = []  # signals that arrived before the job was started
 
     def pass_on(number: int, _frame: Any) -> None:
-        if number == signal.SIGINT:  # that comes from the keyboard, and to the job too
+        if number == signal.SIGINT:  # Ctrl-C on the keyboard reaches the job, too
             return
         early.extend([] if jobs else [number])
         for job in jobs:

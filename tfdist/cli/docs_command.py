@@ -20,9 +20,9 @@ from tfdist.cli.common.option_parts import completes
     },
 )
 @click.argument("page", required=False, shell_complete=completes(resources.pages))
-@click.option("--path", "show_path", is_flag=True, help="Print where the page is, or the folder of all.")
+@click.option("--path", "show_path", is_flag=True, help="Print the path of the page, or of the folder of all.")
 def command(page: str | None, show_path: bool) -> None:
-    """Show a page of documentation; without PAGE, say which there are."""
+    """Show a page of documentation; without PAGE, list all pages."""
     pages = resources.pages()
     if page is not None:
         validation.one_of("PAGE", page, pages)

@@ -1,4 +1,4 @@
-"""``tfdist doctor``: print the findings as a table, or as JSON, or pack them for a bug report."""
+"""``tfdist doctor``: print the findings as a table or as JSON, or pack them for a bug report."""
 
 import getpass
 import json

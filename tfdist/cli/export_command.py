@@ -1,4 +1,4 @@
-"""``tfdist export``: find the job, hand it to exporters until it ends."""
+"""``tfdist export``: find the job, and pass its figures to exporters until it ends."""
 
 import logging
 import signal
@@ -20,22 +20,22 @@ from tfdist.waiting import Flag, handled
         "tfdist export 3f9a tensorboard:logs": "curves and histograms of each worker",
         "tfdist export 3f9a prometheus:9400 mlflow": "/metrics on a port, and a run of MLflow",
     },
-    epilog="Exit code: 0 when all was handed over, 1 when some was not, 2 when there is no such job or exporter.",
+    epilog="Exit code: 0 when all was exported, 1 when some was not, 2 when there is no such job or exporter.",
     page="monitoring-exporters",
 )
 @click.option(
-    "--every", type=int, default=10, show_default=True, metavar="N", help="Steps that a point of a curve has at least."
+    "--every", type=int, default=10, show_default=True, metavar="N", help="Fewest steps in a point of a curve."
 )
 @click.option("--beside", is_flag=True, hidden=True, help="A job has started it, and ends it by standard input.")
 @click.option("--after", type=int, default=-1, hidden=True, help="The last step that is left out.")
 @click.argument("job")
 @click.argument("exporters", nargs=-1, required=True)
 def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[str, ...]) -> None:
-    """Hand what JOB does to EXPORTERS, until it ends or Ctrl-C ends this.
+    """Export the figures of JOB to EXPORTERS, until JOB ends, or until Ctrl-C.
 
     JOB is the beginning of the id that `tfdist run --monitor` printed. An exporter is tensorboard:DIR,
-    prometheus:[HOST:]PORT, mlflow:URI or html:FILE. None of them can slow or end a worker: they read what the
-    workers have written into memory anyway.
+    prometheus:[HOST:]PORT, mlflow:URI or html:FILE. None of them can slow or end a worker: they read data that
+    the workers write into memory anyway.
     """
     integer("--every", every, minimum=1)
     from tfdist.monitor.exporters.exporter import parse_all
@@ -49,10 +49,10 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
         with handled(lambda *_: enough.set(), (signal.SIGINT,)):
             ended = export(feed, targets, warn=lambda text: click.echo(text, err=True), enough=enough)
         sys.exit(0 if ended else 1)
-    logging.disable(logging.ERROR)  # of libraries: what goes wrong is told once
+    logging.disable(logging.ERROR)  # silences libraries, because each failure is reported once by tfdist
 
     def wait_for_input() -> None:
-        sys.stdin.buffer.read(1)  # a line, or the end: then the process that started this is gone
+        sys.stdin.buffer.read(1)  # returns at a line, or when the parent process has ended
         enough.set()
 
     Thread(target=wait_for_input, daemon=True).start()

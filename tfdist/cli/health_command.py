@@ -16,7 +16,7 @@ from tfdist.validation import number
         "docker exec NAME tfdist health": "in a container",
         'HEALTHCHECK CMD ["tfdist", "health"]': "in a Dockerfile; in Kubernetes an exec probe",
     },
-    epilog="Exit code: 0 when every worker goes on, or no job of this user runs here; 1 when one stands still.",
+    epilog="Exit code: 0 when all workers make progress, or no job of this user runs here; 1 when one does not.",
     page="run",
 )
 @click.option(
@@ -25,13 +25,13 @@ from tfdist.validation import number
     default=1800.0,
     show_default=True,
     metavar="S",
-    help="How long a worker may do the same thing: a step, compiling, saving, a callback.",
+    help="How long an activity of a worker may take: a step, compiling, saving, a callback.",
 )
 def command(*, stall_seconds: float) -> None:
-    """Say whether the jobs of `tfdist run` on this machine go on: the health check of the container images.
+    """Check that the jobs of `tfdist run` on this machine make progress: the health check of the container images.
 
-    Every worker that trains through tfdist says what it does in a table in memory. One that has done the same thing for
-    longer than --stall-seconds is named. It takes a fraction of a second, and loads no TensorFlow.
+    Every worker that trains through tfdist reports its activity in a table in memory. A worker whose activity has not
+    changed for --stall-seconds is named. The check takes a fraction of a second, and loads no TensorFlow.
     """
     number("--stall-seconds", stall_seconds, above=0)
     pages = running_jobs.worker_pages()

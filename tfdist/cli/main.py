@@ -1,4 +1,4 @@
-"""The command ``tfdist``: a table of subcommands, each of which loads its own file when it is called."""
+"""The command ``tfdist`` and the table of its subcommands. Each subcommand loads its file when it is called."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,31 +9,31 @@ import tfdist
 from tfdist.cli.common.command import SETTINGS, LazyGroup, write_examples
 from tfdist.errors import ConfigError, TfdistError
 
-# name -> what the overview says; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
+# name -> line of the overview; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
 COMMANDS = {
-    "run": "Start a script on N local workers; end all when one fails, or start them again.",
+    "run": "Start a script on N workers; when one fails, end all or restart them.",
     "warm": "Keep TensorFlow imported in a process, from which jobs start without its import.",
     "agent": "Let this host join a job whose launcher cannot start anything here.",
     "resize": "Change the number of workers of a job that runs.",
-    "watch": "Show what a job does: parts of steps, loss, memory, faults, and what it is bound by.",
-    "export": "Hand what a job does to TensorBoard, Prometheus and MLflow.",
-    "stacks": "Show where the processes of a job stand: Python stacks, and what waits where.",
+    "watch": "Show what a job does: parts of steps, loss, memory, faults, and what limits it.",
+    "export": "Export a job's figures to TensorBoard, Prometheus and MLflow.",
+    "stacks": "Show the Python stacks of a job's processes, and the collectives in which they wait.",
     "trace": "Write steps of all workers as a chrome trace; put several into one.",
-    "health": "Say whether the jobs on this machine go on: the health check of the images.",
+    "health": "Check that the jobs on this machine make progress: the health check of the images.",
     "chaos": "Run a job with faults on purpose, and see how it recovers.",
     "verify": "Compare a script of yours, or every Keras feature, under a strategy with one device.",
     "doctor": "Say what this machine has, what is missing, and what cures it.",
-    "build": "Build Horovod, or ops of our own, for the TensorFlow that is installed; kept for the next time.",
+    "build": "Build Horovod, or tfdist's own ops, for the installed TensorFlow.",
     "data": "Write examples as TFRecord files that are read shuffled, divided and resumed exactly.",
     "federated": "Train a model over clients that keep their data.",
     "plan": "Predict time and price of a training by its number of workers.",
     "parallel": "Plan how a model is divided over processes.",
     "search": "Find the best hyper-parameters: ASHA, Hyperband, population-based training.",
-    "tune": "Find the largest batch that fits, and the one that pays.",
-    "bench": "Measure speed beside the peers.",
+    "tune": "Find the largest batch that fits, and the fastest one.",
+    "bench": "Compare the speed with that of the peers.",
     "recipes": "List training scripts that run as they are, and copy one to start from.",
     "docs": "Show a page of documentation.",
-    "cache": "Say what is kept between runs, and remove it.",
+    "cache": "List or remove the files that are kept between runs.",
 }
 EXAMPLES = {
     "tfdist doctor": "is this machine ready?",
@@ -44,7 +44,7 @@ EXAMPLES = {
 
 
 class Main(LazyGroup):
-    """The command itself: subcommands, examples, and the exit codes of errors."""
+    """The main command, with subcommands, examples, and the exit codes of errors."""
 
     def __init__(self, *args: Any, examples: Mapping[str, str], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -54,7 +54,7 @@ class Main(LazyGroup):
         write_examples(formatter, self._examples)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand. A wrong request exits with 2, another error with 1, Ctrl-C with 130."""
+        """Run the subcommand. A wrong request exits with 2, any other error with 1, Ctrl-C with 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from tfdist.cli.common.command import Command, Group
 from tfdist.cli.common.option_parts import completes
 from tfdist.errors import ConfigError
 
-_RENAMED = {"single_device": "digits", "elastic": "multi_worker_mirrored"}  # taken for one version more
+_RENAMED = {"single_device": "digits", "elastic": "multi_worker_mirrored"}  # old names, valid until 0.3
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +24,7 @@ def command() -> None:
 
 @command.command("list", cls=Command, examples={"tfdist recipes list": ""})
 def list_recipes() -> None:
-    """Say which recipes there are."""
+    """List the recipes."""
     for name, folder in resources.recipes().items():
         click.echo(f"{name:<24} {resources.title(folder / 'README.md')}")
     click.echo("tfdist recipes copy NAME copies one into this folder.")

@@ -1,4 +1,4 @@
-"""``tfdist resize``: parse, ask the job, print."""
+"""``tfdist resize``: parse, send the request to the job, print the result."""
 
 import os
 
@@ -20,7 +20,12 @@ from tfdist.validation import integer, number
     page="run",
 )
 @click.option(
-    "--timeout-seconds", type=float, default=600.0, show_default=True, metavar="S", help="How long to wait for it."
+    "--timeout-seconds",
+    type=float,
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="How long to wait for the change.",
 )
 @click.argument("job")
 @click.argument("workers", type=int, metavar="N")

@@ -86,15 +86,17 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
         "strategy": {"shell_complete": complete_strategies},
         "event_file": {"type": click.Path(dir_okay=False)},
         "trace": {"type": OutputFile()},
-        "gpus_per_worker": {"type": float},  # Ray shares a GPU
+        "gpus_per_worker": {"type": float},  # with Ray, workers can share a GPU
         "copy_bandwidth": {"type": str},  # as 64MB
     },
 )
-@click.option("--mesh", metavar="AXES", envvar=variables.MESH.name, help="As batch=2,model=2, or data=2,pipeline=2.")
 @click.option(
-    "--collectives", metavar="NAME", type=click.Choice(COLLECTIVES), help=f"What sums: {', '.join(COLLECTIVES)}."
+    "--mesh", metavar="AXES", envvar=variables.MESH.name, help="Mesh, as batch=2,model=2 or data=2,pipeline=2."
 )
-@click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
+@click.option(
+    "--collectives", metavar="NAME", type=click.Choice(COLLECTIVES), help=f"Backend of sums: {', '.join(COLLECTIVES)}."
+)
+@click.option("--verbose", is_flag=True, hidden=True, help="Report which processes are started and ended.")
 @click.option(
     "--synchronization",
     metavar="SCHEDULE",
@@ -109,7 +111,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     expose_value=False,
     hidden=True,
     callback=show_launchers,
-    help="List what can start workers.",
+    help="List the launchers.",
 )
 @field_options(
     HostOptions,
@@ -130,10 +132,10 @@ def command(
     arguments: tuple[str, ...],
     **asked: Any,
 ) -> None:
-    """Start SCRIPT on N workers; when one fails, end all or start them again.
+    """Start SCRIPT on N workers; when one fails, end all or restart them.
 
-    SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
-    follows its name is its own. More machines: tfdist docs cluster.
+    SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. All
+    words after SCRIPT are its arguments. More machines: tfdist docs cluster.
     """
     places = HostOptions(
         gpus_per_worker=asked["gpus_per_worker"],
@@ -205,12 +207,12 @@ def _config(
 
 
 def _rate(text: str) -> int:
-    """Bytes a second; 0 is allowed."""
+    """Return bytes per second; 0 is allowed."""
     return 0 if text.strip() == "0" else as_bytes(text)
 
 
 def _whole(count: float | None) -> Any:
-    """Return a whole number as an int; other numbers are refused where an integer is required."""
+    """Return a whole number as an int, and other numbers unchanged; later checks may refuse those."""
     return int(count) if count is not None and count.is_integer() else count
 
 
@@ -242,7 +244,7 @@ def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None,
 
 
 def described(spec: WorkerSpec) -> str:
-    """Return the variables and the command of a process, as lines that a shell understands.
+    """Return the variables and the command of a process as lines for a shell.
 
     Example:
         >>> from tfdist.cluster import TaskId

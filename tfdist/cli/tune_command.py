@@ -1,4 +1,4 @@
-"""`tfdist tune`: which batch fits, and which one pays."""
+"""`tfdist tune`: the largest batch that fits, and the fastest one."""
 
 import sys
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "d
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Find what a script should be run with on this machine."""
+    """Find the settings with which a script should run on this machine."""
 
 
 @command.command(
@@ -53,9 +53,11 @@ def command() -> None:
 )
 @click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")
 @click.option("--replicas-per-worker", type=click.IntRange(1), help="As for `tfdist run`.")
-@click.option("--argument", metavar="NAME", help="Argument of SCRIPT that takes it, such as --batch-size.")
+@click.option("--argument", metavar="NAME", help="Argument of SCRIPT for the batch: --batch-size.")
 @click.option("--start", type=click.IntRange(1), default=8, show_default=True, help="The first batch.")
-@click.option("--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="The largest to try.")
+@click.option(
+    "--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="The largest batch to try."
+)
 @click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Steps before the clock starts.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Steps that are measured.")
 @click.option(
@@ -63,9 +65,9 @@ def command() -> None:
     type=click.FloatRange(0),
     default=0.1,
     show_default=True,
-    help="How near the border is found, as a part of the batch; 0: exactly.",
+    help="Precision of the largest batch, as a part of it; 0: exact.",
 )
-@click.option("--memory-limit", metavar="SIZE", help="What each process may allocate in main memory, such as 4G.")
+@click.option("--memory-limit", metavar="SIZE", help="Main memory that each process may allocate, such as 4G.")
 @click.option(
     "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Longest time for a batch."
 )
@@ -85,11 +87,11 @@ def batch(
 ) -> None:
     """Find the largest batch that fits, and the fastest.
 
-    SCRIPT is your training script, as it is. It learns the batch of one replica from tfdist.tune.batch_size(32), which
-    returns 32 except under this command, or by an argument of its own (--argument), which is put behind its others.
+    SCRIPT is your training script, unchanged. It gets the batch of one replica from tfdist.tune.batch_size(32), which
+    returns 32 except under this command, or from an argument of its own (--argument), which is added after the others.
 
     Each batch is tried by `tfdist run` in processes of its own, which end after the warm-up and the measured steps. The
-    batch is doubled until memory runs out, and the border is bisected; then the gaps around the fastest are.
+    batch is doubled until memory runs out. Then the limit is bisected, and so are the gaps around the fastest batch.
 
     "Examples/s" is over all replicas, the median over five blocks of steps. "Memory" is that of the largest process,
     and on GPUs what TensorFlow allocated.

@@ -1,4 +1,4 @@
-"""``tfdist warm``: parse, start or stop the process, print."""
+"""``tfdist warm``: parse, start or stop the process, print the result."""
 
 import os
 import sys
@@ -25,15 +25,17 @@ from tfdist.validation import as_seconds
     epilog="Exit code: 0 when it runs or was stopped, 1 when it cannot start, or --status finds none.",
     page="run-warm",
 )
-@click.option("--idle", default="30m", metavar="TIME", show_default=True, help="It ends after so long without a job.")
-@click.option("--status", is_flag=True, help="Tell which run, and why one does not fit.")
-@click.option("--stop", is_flag=True, help="End all of yours.")
+@click.option(
+    "--idle", default="30m", metavar="TIME", show_default=True, help="The process ends after this time without a job."
+)
+@click.option("--status", is_flag=True, help="List warm processes, and why one does not fit.")
+@click.option("--stop", is_flag=True, help="End all your warm processes.")
 @click.pass_context
 def command(context: click.Context, /, *, idle: str, status: bool, stop: bool) -> None:
-    """Keep a process of yours that has imported TensorFlow, Keras and tfdist, in the background.
+    """Keep a background process that has imported TensorFlow, Keras and tfdist.
 
-    `tfdist run` on this machine forks its workers from it, and says so; what a worker sees is what it would see
-    otherwise. It is used only while the interpreter, the packages, the variables that libraries read and the like are
+    `tfdist run` on this machine forks its workers from the process, and says so. Workers run as they would otherwise.
+    The process is used only while the interpreter, the packages, the variables that libraries read and the like are
     those with which it was started.
     """
     seconds = as_seconds(idle, name="--idle")

@@ -1,4 +1,4 @@
-"""``tfdist watch``: look at a job, draw it, again and again."""
+"""``tfdist watch``: read the state of a job and draw it, repeatedly."""
 
 import json
 import time
@@ -25,7 +25,7 @@ from tfdist.validation import number
 @click.option("--once", is_flag=True, help="Look once, print, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Look once, and print it as JSON.")
 @click.option("--web", is_flag=True, help="Serve a page and /metrics on the loopback interface.")
-@click.option("--port", type=int, default=0, metavar="P", help="Of --web.  [default: any that is free]")
+@click.option("--port", type=int, default=0, metavar="P", help="Port of --web.  [default: any free one]")
 @click.argument("job", default="")
 def command(*, every: float, once: bool, as_json: bool, web: bool, port: int, job: str) -> None:
     """Show what a job of this machine does: workers, parts of their steps, loss, memory, faults, and the verdict.

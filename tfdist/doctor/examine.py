@@ -1,4 +1,4 @@
-"""The list of checks, and their run: each alone, so that one that crashes is a finding and hides no other."""
+"""The list of checks, and a function that runs each by itself: a check that crashes is a finding and hides no other."""
 
 import os
 import platform
@@ -16,11 +16,11 @@ _SHORT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Check:
-    """A check.
+    """A check of ``tfdist doctor``.
 
     Attributes:
-        name: the name that its findings have.
-        look: looks, and returns what it found.
+        name: the name of its findings.
+        look: the function that performs the check and returns its findings.
     """
 
     name: str
@@ -28,26 +28,26 @@ class Check:
 
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
-    """The findings of all checks, in their order; a check that raises becomes a finding that says so."""
+    """Return the findings of all checks, in the order of the checks; an exception in a check becomes a finding."""
     return [finding for check in checks for finding in _look(check)]
 
 
 def _look(check: Check) -> list[Finding]:
     try:
         return list(check.look())
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are still wanted
+    except Exception as error:  # noqa: BLE001 - the other checks must run whatever the error is
         why = "the check itself failed, so what it looks at is not known"
         return [warning(check.name, f"{type(error).__name__}: {error}", why)]
 
 
 def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None = None) -> Sequence[Check]:
-    """The checks of ``tfdist doctor``; nothing is looked at before they run.
+    """Return the checks of ``tfdist doctor``. Nothing is examined before they run.
 
     Args:
         timeout_seconds: deadline for loading TensorFlow in a child process, and for ``nvidia-smi``.
-        environ: the environment to judge; this process' own by default.
+        environ: the environment to judge; that of this process by default.
     Returns:
-        The checks in the order in which they are reported. TensorFlow is loaded once, in one child, for all of them.
+        The checks in the order of their reports. One child process loads TensorFlow for all of them.
 
     Example:
         >>> [check.name for check in standard_checks(timeout_seconds=60)][:2]

@@ -1,4 +1,4 @@
-"""GPUs and NCCL as the driver and TensorFlow see them, and the dtype policy that the hardware suggests."""
+"""Checks of GPUs and NCCL, as the driver and TensorFlow see them, and of the dtype policy that suits the hardware."""
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ _NCCL_WHEELS = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """The answer of ``nvidia-smi``: a line for each GPU, or why there is none."""
+    """The answer of ``nvidia-smi``: a line for each GPU, or the reason why there is none."""
 
     present: bool = False
     gpus: tuple[str, ...] = ()
@@ -72,10 +72,10 @@ def _cuda_wheels(packages: Mapping[str, str]) -> str:
 
 
 def judge_nccl(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
-    """NCCL matters from two GPUs on."""
+    """Judge the NCCL library, which matters from two GPUs on."""
     wheel = next((f"{name} {packages[name]}" for name in _NCCL_WHEELS if name in packages), "")
     if framework.nccl is not None:
-        number = framework.nccl  # 22703 is 2.27.3, and 2708 is 2.7.8: the scheme changed with 2.9
+        number = framework.nccl  # 22703 is 2.27.3, but 2708 is 2.7.8: the scheme changed with 2.9
         thousands = 10_000 if number >= 10_000 else 1_000
         version = f"{number // thousands}.{number % thousands // 100}.{number % 100}"
         seen = version + (f" (wheel {wheel})" if wheel else "")
@@ -89,12 +89,12 @@ def judge_nccl(framework: Framework, packages: Mapping[str, str]) -> list[Findin
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-# as the kernels of x86 and of ARM call them
+# the names that Linux uses on x86 and on ARM
 _BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 
 def observe_processor(path: Path = _CPUINFO) -> frozenset[str]:
-    """The names of the processor's extensions; none where the system does not say."""
+    """Return the names of the processor's extensions; none if the system does not list them."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -104,10 +104,10 @@ def observe_processor(path: Path = _CPUINFO) -> frozenset[str]:
 
 
 def recommended(capabilities: Sequence[tuple[int, int]], flags: Iterable[str]) -> str:
-    """The Keras dtype policy that is faster on this hardware and learns as well.
+    """Return the Keras dtype policy that is fastest on this hardware without loss of quality.
 
-    Tensor cores multiply float16 from compute capability 7.0 on and bfloat16 from 8.0 on. bfloat16 needs no loss scale,
-    so it is preferred. A replica waits for the slowest, so the least capable GPU decides.
+    Tensor cores multiply float16 from compute capability 7.0 on, and bfloat16 from 8.0 on. bfloat16 is preferred
+    because it needs no loss scale. Replicas wait for the slowest one, so the least capable GPU decides.
 
     Source: NVIDIA, "CUDA C++ Programming Guide", compute capabilities; P. Micikevicius et al., "Mixed Precision
     Training", 2018.

@@ -41,7 +41,7 @@ KINDS = {
     "exit": f"the process ends at once with code {EXIT_CODE}, and says nothing",
     "term": "SIGTERM to this worker alone, as before a machine is taken away",
     "disk-full": "the save meets a full disk",
-    "corrupt": "a byte of what the save has written is another one",
+    "corrupt": "one byte of the saved data is changed",
 }
 RESTARTING = frozenset({"kill", "stop", "hang", "exception", "exit", "term"})  # after these the workers start again
 

@@ -1,4 +1,4 @@
-"""The op that stamps a step on a GPU: compiled, or None, with the reason in the log."""
+"""The op that takes timestamps of a step on a GPU. If it is missing, the log says why."""
 
 import ctypes
 import logging
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceStampOps:
-    """The library, joined with the rows of `stamps`; `device_stamp_ops` returns the one of this process."""
+    """The loaded library, which writes into the rows of `stamps`; `device_stamp_ops` returns that of this process."""
 
     def __init__(self, path: Path, stamps: StampOps, driver: str = DRIVER) -> None:
         self.stamps = stamps
@@ -34,7 +34,7 @@ class DeviceStampOps:
 
 
 def device_stamp_ops() -> DeviceStampOps | None:
-    """Return the library; None where `stamp_ops` is None, or, after one warning, if it is unavailable."""
+    """Return the library. Return None if `stamp_ops` does, or, after one warning, if the library is unavailable."""
     stamps = stamp_ops()
     if stamps is None:
         return None

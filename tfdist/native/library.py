@@ -1,7 +1,7 @@
 """Compiled op libraries: built in seconds, cached per user, and verified before use.
 
-Mapping a truncated library would crash the process. So a kept library carries its digest after its last byte, where the
-loader does not look, and is ignored if the digest does not match.
+Mapping a truncated library would crash the process. So a cached library has its digest after its last byte, where the
+loader does not look. If the digest does not match, the library is ignored.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tfdist.variables import CACHE_DIR
 
 SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
-_LINKING = ("-shared", "-Wl,-z,defs")  # undefined symbols are errors: a library that is kept can be loaded
+_LINKING = ("-shared", "-Wl,-z,defs")  # undefined symbols are errors, so a cached library can be loaded
 _SEAL = b"tfdist-sha256:"
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
 _COMPILE_SECONDS = 900.0
@@ -38,14 +38,14 @@ _Loaded = TypeVar("_Loaded")
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """One of the libraries: all C++ files of a folder.
+    """A library, compiled from all C++ files of a folder.
 
     Attributes:
-        folder: of the sources, below `SOURCES`.
-        flags: additional ones for the compiler.
-        takes: compile time in words, on two idle processors.
-        shares: headers of other folders that it includes.
-        uses_tensorflow: it is linked to TensorFlow's library, which the process must have loaded.
+        folder: the folder of the sources, below `SOURCES`.
+        flags: additional flags for the compiler.
+        takes: the compile time on two idle processors, in words.
+        shares: headers of other folders that the sources include.
+        uses_tensorflow: whether it is linked to TensorFlow's library, which the process must have loaded.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Library:
     uses_tensorflow: bool = True
 
     def sources(self, pattern: str) -> list[Path]:
-        """Return the files of its folder that a pattern fits."""
+        """Return the files of the folder that match a pattern."""
         return sorted((SOURCES / self.folder).glob(pattern))
 
 
@@ -67,7 +67,7 @@ COLLECTIVES = Library(
 CODECS = Library(
     name="codecs",
     folder="codecs",
-    # products and sums are rounded one by one, as TensorFlow's operations are
+    # products and sums are rounded separately, as in TensorFlow's operations
     flags=("-O3", "-pthread", "-ffp-contract=off"),
     takes="some seconds",
     shares=("handles.h", "collectives/helpers.h", "collectives/standard_floats.h"),
@@ -75,7 +75,7 @@ CODECS = Library(
 STAMPS = Library(
     name="stamps",
     folder="stamps",
-    # as TensorFlow was compiled: memory of tensors is aligned so
+    # must match TensorFlow's own flags, which set the alignment of tensors in memory
     flags=("-O2", "-ftree-vectorize", "-pthread", "-DEIGEN_MAX_ALIGN_BYTES=64"),
     takes="half a minute",
     shares=(
@@ -86,12 +86,12 @@ STAMPS = Library(
 DEVICE_STAMPS = Library(
     name="device_stamps",
     folder="device_stamps",
-    # as `STAMPS`; the functions of dlopen, which older C libraries have elsewhere
+    # as for `STAMPS`; older C libraries have the functions of dlopen in libdl
     flags=("-O2", "-pthread", "-DEIGEN_MAX_ALIGN_BYTES=64", "-Wl,--no-as-needed,-ldl"),
     takes="half a minute",
 )
 LIBRARIES = (RECORDS, COLLECTIVES, CODECS, STAMPS, DEVICE_STAMPS)
-#: of a benchmark alone, so it is none of those that are compiled beforehand
+#: The library of a benchmark. Only the benchmark compiles it.
 BARE = Library(name="bare", folder="bare", flags=("-O3",), takes="some seconds", uses_tensorflow=False)
 
 
@@ -104,17 +104,17 @@ class Built:
 
 
 def name(of: Library, target: Target, *, digest: str) -> str:
-    """Return the file name of a library, which has everything that the library depends on.
+    """Return the file name of a library, which names everything that the library depends on.
 
-    Of TensorFlow's C++ classes only `collectives/cancellation.cc` uses a member, which the version covers. So the C++
-    ABI is not part of the name.
+    The C++ ABI is not part of the name. Only `collectives/cancellation.cc` uses a member of a C++ class of TensorFlow,
+    and TensorFlow's version covers that.
     """
     parts = (of.name, f"{target.package}-{target.version}", target.platform, target.libc, digest[:12])
     return "-".join(part for part in parts if part) + ".so"
 
 
 def digest_of_sources(of: Library) -> str:
-    """Return the SHA-256 of everything that is compiled, and of the flags."""
+    """Return the SHA-256 of all compiled files and of the flags."""
     total = hashlib.sha256(" ".join((*_FLAGS, *_LINKING, *of.flags)).encode())
     shared = [SOURCES / name for name in of.shares]
     for path in [*sorted([*of.sources("*.cc"), *of.sources("*.h")]), *shared]:
@@ -124,12 +124,12 @@ def digest_of_sources(of: Library) -> str:
 
 
 def place(of: Library, target: Target, environ: Mapping[str, str]) -> Path:
-    """Return where the library is kept, or will be."""
+    """Return the path of the library in the cache."""
     return cache.folder(environ) / "ops" / name(of, target, digest=digest_of_sources(of))
 
 
 def find(of: Library, target: Target, environ: Mapping[str, str]) -> Path | None:
-    """Return the library; None when there is none, or when the file is damaged."""
+    """Return the path of the library; None if it is missing or damaged."""
     path = place(of, target, environ)
     try:
         return path if is_sealed(path.read_bytes()) else None
@@ -138,7 +138,7 @@ def find(of: Library, target: Target, environ: Mapping[str, str]) -> Path | None
 
 
 def why_not(of: Library, environ: Mapping[str, str]) -> str:
-    """Return why the library is not to be had here, or an empty text where it is kept or there is a compiler."""
+    """Return the reason why the library is unavailable here; empty if it is cached or a compiler exists."""
     try:
         if not find(of, observe(), environ):
             _compiler(environ)
@@ -148,7 +148,7 @@ def why_not(of: Library, environ: Mapping[str, str]) -> str:
 
 
 def sealed(content: bytes) -> bytes:
-    """Append the digest to the bytes of a library."""
+    """Return the bytes of a library with their digest appended."""
     return content + _SEAL + hashlib.sha256(content).digest()
 
 
@@ -164,7 +164,7 @@ def build(
     force: bool = False,
     on_start: Callable[[str], None] = lambda sentence: None,
 ) -> Built:
-    """Return the library, compiled unless it is kept; of several processes one compiles and the others wait for it."""
+    """Return the library, compiled first if it is not cached. Of several processes one compiles and the others wait."""
     kept = None if force else find(of, target, environ)
     if kept:
         return Built(path=kept, was="kept")
@@ -255,7 +255,7 @@ def _run(commands: Sequence[Sequence[str]], environ: Mapping[str, str], *, cwd: 
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                with _interrupted_later():  # a process that is started and not known yet could not be ended
+                with _interrupted_later():  # an interrupt here would leave a process that is not in `running` yet
                     running.append(_Command(waiting.pop(), environ, cwd))
             time.sleep(_LOOK_SECONDS)
             for command in [command for command in running if command.process.poll() is not None]:
@@ -271,7 +271,7 @@ def _run(commands: Sequence[Sequence[str]], environ: Mapping[str, str], *, cwd: 
 
 
 class _Command:
-    """A running command with an output of its own."""
+    """A running command, and the file with its output."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:
         self._arguments = arguments
@@ -283,7 +283,7 @@ class _Command:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that what the compiler starts can be ended with it
+            start_new_session=True,  # so that processes of the compiler can be ended with it
         )
 
     def require_success(self, log: TextIO) -> None:
@@ -332,7 +332,7 @@ def first_error(log: str) -> str:
 
 
 def load(of: Library, made: Callable[[Path], _Loaded]) -> _Loaded:
-    """Load a library that TensorFlow can load; the first process that asks compiles it."""
+    """Load a library into TensorFlow; the first process that asks compiles it."""
     import tensorflow as tf
 
     target, environ, force = observe(), dict(os.environ), False
@@ -343,11 +343,11 @@ def load(of: Library, made: Callable[[Path], _Loaded]) -> _Loaded:
         except (tf.errors.OpError, OSError) as error:
             if built.was == "built":
                 raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
-        force = True  # it may have been compiled on a machine with newer libraries
+        force = True  # the cached library may come from a machine with newer system libraries
 
 
 def load_or_none(of: Library, made: Callable[[Path], _Loaded], *, instead: str) -> _Loaded | None:
-    """Return what `load` does, or None and a warning where the library is unavailable."""
+    """Load a library as `load` does; if it is unavailable, log a warning and return None."""
     try:
         return load(of, made)
     except (TfdistError, OSError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The ops that stamp a step and note what is under way: compiled, or None, with the reason in the log."""
+"""The ops that take timestamps in a step and note activities under way. If they are missing, the log says why."""
 
 import ctypes
 import os
@@ -16,15 +16,15 @@ from tfdist.native.ops import is_wanted
 _OPS = ("begin", "loss", "end", "norm")
 _alone = threading.Lock()
 
-#: of what may be under way; as in stamps/ops.cc
+#: The number of slots for activities under way; the same as in stamps/ops.cc.
 SLOTS = 4096
-#: steps under way at once whose rows are kept; as in stamps/rows.h
+#: The number of steps that may be under way at once, each with a row; the same as in stamps/rows.h.
 OPEN_ROWS = 64
-_LOOK_SECONDS = 200e-6  # as in stamps/ops.cc
+_LOOK_SECONDS = 200e-6  # the same as in stamps/ops.cc
 
 
 class StampOps:
-    """The library; `stamp_ops` returns the one of this process."""
+    """The loaded library; `stamp_ops` returns that of this process."""
 
     def __init__(self, path: Path) -> None:
         self.ops = module_of(path, ["tfdist_stamp", "tfdist_note", *(f"tfdist_stamp_{name}" for name in _OPS)])
@@ -38,33 +38,33 @@ class StampOps:
             function.restype, function.argtypes = ctypes.c_int64, arguments
 
     def make(self, rows: int, width: int, *, open_rows: int = OPEN_ROWS) -> int:
-        """Make a ring of so many rows of numbers, which ops know by the number returned; it stays for ever.
+        """Make a ring of rows of numbers, and return the number by which ops refer to it. A ring is never freed.
 
-        So many may be open at once. One that was opened before these is given up.
+        At most ``open_rows`` rows are open at once. An older row is given up.
         """
         return int(self._library.tfdist_stamps_make(rows, width, open_rows))
 
     def read(self, number: int, into: np.ndarray, *, seconds: float = 1.0) -> int:
-        """Copy a ring once the rows of ended steps are complete, and return how many steps have ended.
+        """Copy a ring once the rows of ended steps are complete, and return the number of ended steps.
 
-        It waits so many seconds at most, and blocks no step. A row that is overwritten meanwhile is all zeros.
+        The call waits at most ``seconds``, and blocks no step. A row that is overwritten meanwhile is all zeros.
         """
         return int(self._library.tfdist_stamps_read(number, into.ctypes.data, round(seconds / _LOOK_SECONDS)))
 
     def writers(self) -> list[int]:
-        """Return the addresses of the functions by which another library writes into rows: to set, and to leave."""
+        """Return the addresses of the two functions by which another library writes into rows: set and leave."""
         functions = (self._library.tfdist_stamps_set, self._library.tfdist_stamps_leave)
         return [int(ctypes.cast(one, ctypes.c_void_p).value or 0) for one in functions]
 
     def under_way(self, count: int) -> list[int]:
-        """Return the last value of each slot that the ops `tfdist_note` have written: 1 or 0."""
+        """Return the last value, 1 or 0, that the ops `tfdist_note` have written to each slot."""
         into = np.zeros([count], np.int64)
         self._library.tfdist_notes_read(count, into.ctypes.data)
         return list(map(int, into))
 
 
 def stamp_ops() -> StampOps | None:
-    """Return the library; None with TFDIST_NATIVE=0, or, after one warning, if it is unavailable."""
+    """Return the library. Return None if TFDIST_NATIVE=0, or, after one warning, if it is unavailable."""
     if not is_wanted():
         return None
     with _alone:
@@ -72,7 +72,7 @@ def stamp_ops() -> StampOps | None:
 
 
 def stamp_ops_if_kept() -> StampOps | None:
-    """Return the library if it was compiled before; None where `stamp_ops` would compile it first."""
+    """Return the library if it is cached; return None if `stamp_ops` would have to compile it."""
     if not is_wanted() or library.find(library.STAMPS, observe(), os.environ) is None:
         return None
     return stamp_ops()

@@ -1,6 +1,6 @@
 """A process that has imported TensorFlow, from which new workers are forked in milliseconds (Linux).
 
-The process is `forking`. Forked workers are children of this process, like started ones.
+The process runs `forking`. Forked workers are children of this process, like workers that it starts.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ import tfdist
 from tfdist.errors import TfdistError
 from tfdist.processes import forking
 
-REPLY_SECONDS = 10.0  # for a fork, which takes hundredths of a second
+REPLY_SECONDS = 10.0  # deadline for a fork, which usually takes hundredths of a second
 _END_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Idle:
-    """A forked worker that waits for something to run."""
+    """A forked worker that waits for a command."""
 
     pid: int
     channel: socket.socket
@@ -34,13 +34,13 @@ class _Idle:
     def end(self) -> None:
         self.channel.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)  # an unreaped child of ours: the number is still its own
+            os.kill(self.pid, signal.SIGKILL)  # safe: the child is not reaped, so its number is not reused
             os.waitpid(self.pid, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForkServer:
-    """The server process, and its idle workers. To the guardian it belongs to the job of its TFDIST_JOB_ID."""
+    """The server process and its idle workers. For the guardian they belong to the job of their TFDIST_JOB_ID."""
 
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
@@ -56,7 +56,7 @@ class ForkServer:
         stderr: int = subprocess.DEVNULL,
         ends: str = forking.WHOLE,
     ) -> "ForkServer":
-        """Start the process, which is ready some seconds later; `forking` says how its workers may end."""
+        """Start the process, which is ready some seconds later; `forking` explains ``ends``."""
         if sys.platform != "linux":
             raise TfdistError(f"this system is {sys.platform}; workers can be forked from a process on Linux only.")
         ours, theirs = socket.socketpair()
@@ -69,7 +69,7 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # the keyboard's Ctrl-C is not for it
+                start_new_session=True,  # so that Ctrl-C on the keyboard does not reach it
             )
         except OSError as error:
             ours.close()
@@ -84,20 +84,20 @@ class ForkServer:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The server and its idle workers, each of which leads a session."""
+        """The process numbers of the server and its idle workers, each of which leads a session."""
         return (self.pid, *(worker.pid for worker in self.idle))
 
     @property
     def is_ready(self) -> bool:
-        """True if it has imported everything and has not ended; takes microseconds."""
-        try:  # its word that it waits for a request is left where it is
-            self.channel.settimeout(0.0)  # MSG_DONTWAIT would not do: Python waits for as long as the timeout is before
+        """True if the server has imported everything and has not ended; the check takes microseconds."""
+        try:  # MSG_PEEK leaves the byte that says that the server waits for a request
+            self.channel.settimeout(0.0)  # MSG_DONTWAIT is not enough: Python first waits for the socket's timeout
             return bool(self.channel.recv(1, socket.MSG_PEEK)) and self.process.poll() is None
         except OSError:
             return False
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until it is ready; True if it is."""
+        """Wait until the server is ready; return whether it is."""
         select.select([self.channel], [], [], timeout_seconds)
         return self.is_ready
 
@@ -110,13 +110,13 @@ class ForkServer:
             try:
                 with worker.channel:
                     hand_over(worker.channel, argv, environment, (stdin, stdout, stderr))
-            except OSError:  # it was killed while it had nothing to do
+            except OSError:  # the idle worker was killed
                 worker.end()
             else:
                 return worker.pid
 
     def prepare(self, count: int) -> None:
-        """Fork workers in advance, so that `spawn` takes a millisecond."""
+        """Fork workers in advance, so that `spawn` takes only a millisecond."""
         while len(self.idle) < count:
             self.idle.append(self._fork())
 
@@ -147,12 +147,12 @@ class ForkServer:
         return raw
 
     def close(self) -> None:
-        """End the process and idle workers; spawned ones stay."""
+        """End the server and its idle workers; spawned workers go on."""
         while self.idle:
             self.idle.pop().end()
         self.channel.close()
         with contextlib.suppress(ProcessLookupError):
-            self.process.kill()  # it holds nothing
+            self.process.kill()  # safe: the server has no state to save
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_SECONDS)
 
@@ -169,7 +169,7 @@ def hand_over(
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Make orphans below this process its children within the block."""
+    """Let this process adopt orphaned descendants within the block."""
     control = ctypes.CDLL(None, use_errno=True).prctl
     if control(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER is not possible")

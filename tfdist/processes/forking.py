@@ -1,11 +1,12 @@
-"""Imports what training needs, then forks a worker for every request; runs no operation and has no thread.
+"""Script of a process that imports the modules of a training, then forks a worker for every request.
 
-`python forking.py CHANNEL FOLDER ENDS [modules ...]`. CHANNEL is a descriptor of a socket to the agent, FOLDER the
-workers' first entry of `sys.path`; ENDS is how they end: "whole", as Python does, or "fast" (`FastEnd`). A request
-brings a channel for the worker, which is forked twice, so that it becomes a child of the agent. Over its channel it
-gets, at once or later, standard streams, environment, and a file with arguments, which it runs as
-`python FILE ARGUMENTS`. This file is started by its path. All processes end when the agent closes their channels, or
-ends.
+Usage: `python forking.py CHANNEL FOLDER ENDS [modules ...]`. CHANNEL is the descriptor of a socket to the agent. FOLDER
+is the first entry of the workers' `sys.path`. ENDS is the way in which workers end: "whole", as Python does, or "fast"
+(`FastEnd`). The process runs no operation of TensorFlow and has no thread.
+
+Each request passes a channel for the worker. The process forks twice, so that the worker becomes a child of the agent.
+Over its channel the worker receives standard streams, an environment and a command, at once or later. It runs the
+command as `python FILE ARGUMENTS`. All processes end when the agent closes their channels, or ends.
 """
 
 import atexit
@@ -23,27 +24,27 @@ import threading
 from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
-NUMBER = struct.Struct("<q")  # before a request its length; the reply: a process, or the negative number of an error
-READY = b"."  # before every request
+NUMBER = struct.Struct("<q")  # the length of a request; in a reply, a process or the negative number of an error
+READY = b"."  # sent before every request
 WHOLE, FAST = "whole", "fast"
-_NEEDED_AT_END = (ModuleType, FunctionType, type, str, bytes, int, float, NoneType)  # by methods that free the rest
+_NEEDED_AT_END = (ModuleType, FunctionType, type, str, bytes, int, float, NoneType)  # destructors may use these
 _STREAMS = 3
 
 
 def main(argv: list[str]) -> None:
-    """Serve until the agent is gone; in a forked worker, be the worker."""
+    """Serve until the agent is gone; in a forked worker, run its command."""
     channel, folder, ends, *modules = argv
     end = FastEnd(folder)
     if ends == FAST:
-        atexit.register(end)  # before all others, so that it is called last
+        atexit.register(end)  # registered first, so that it is called last
     if not sys.flags.safe_path:
         sys.path[0] = folder  # modules next to this file must not be imported by their short names
-    gc.disable()  # imports stay; collecting garbage meanwhile takes a quarter of the time
+    gc.disable()  # imported modules stay; garbage collection would take a quarter of the time of the imports
     for name in modules:
-        with contextlib.suppress(Exception):  # a broken or missing module is not needed, or fails later
+        with contextlib.suppress(Exception):  # if the script needs a broken or missing module, it fails there
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # garbage collection in workers must not copy shared pages
+    gc.freeze()  # so that garbage collection in workers does not copy shared pages
     gc.enable()
     end.known = frozenset(sys.modules)
     try:
@@ -55,11 +56,11 @@ def main(argv: list[str]) -> None:
 
 
 class FastEnd:
-    """Ends a worker that has succeeded, after its threads and its functions of `atexit`.
+    """The fast end of a worker that has succeeded, after its threads and its functions of `atexit`.
 
-    It frees what the script has made, so that files are closed, and leaves imported libraries to the system. Python
-    would take them apart too, for which each page that is shared with the forking process has to be copied. A worker
-    that still has a thread ends as Python does.
+    It frees the objects of the script, so that files are closed, and leaves imported libraries to the system. Python
+    would free the libraries too, and so copy each page that is shared with the forking process. A worker that still has
+    a thread ends as Python does.
     """
 
     def __init__(self, folder: str) -> None:
@@ -78,7 +79,7 @@ class FastEnd:
         gc.collect()
         for one in (sys.stdout, sys.stderr, *gc.get_objects()):
             if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-                with contextlib.suppress(OSError, ValueError):  # it is closed, or its reader is gone
+                with contextlib.suppress(OSError, ValueError):  # the file is closed, or its reader is gone
                     one.flush()
         os._exit(0)
 
@@ -88,11 +89,11 @@ class FastEnd:
 
 
 def fork_workers(agent: socket.socket) -> None:
-    """Serve until the agent is gone, and end; return only in a worker that has run its command."""
+    """Serve until the agent is gone, then exit; return only in a worker that has run its command."""
     with serve(agent) as own:
         request, streams = receive(own)
     if request is None:
-        os._exit(0)  # it was never needed
+        os._exit(0)  # the worker was never needed
     take(request["environment"], streams)
     become(request["argv"])
 
@@ -124,13 +125,13 @@ def serve(agent: socket.socket) -> socket.socket:
             with contextlib.suppress(OSError):
                 here.sendall(
                     READY
-                )  # before the agent knows of it: a worker that the agent knows depends on no process here
+                )  # sent first: once the agent knows the worker, the worker depends on no process here
             with contextlib.suppress(OSError):
-                agent.sendall(NUMBER.pack(answer) + READY)  # at once, so that the agent finds this process ready
+                agent.sendall(NUMBER.pack(answer) + READY)  # sent together, so that the agent finds this process ready
 
 
 def receive(channel: socket.socket) -> tuple[Any, list[int]]:
-    """The command, and the standard streams; None if the agent is gone."""
+    """Receive a command and the standard streams; the command is None if the agent is gone."""
     try:
         header, streams, _, _ = socket.recv_fds(channel, NUMBER.size, _STREAMS)
         body = bytearray(NUMBER.unpack(header)[0] if header else 0)
@@ -144,7 +145,7 @@ def receive(channel: socket.socket) -> tuple[Any, list[int]]:
 
 
 def _worker_of(between: int, here: socket.socket) -> int:
-    """The worker that this child has forked, once the agent has adopted it; or a negative number."""
+    """Return the worker that a child has forked, once the agent has adopted it; or the negative number of an error."""
     try:
         said = here.recv(NUMBER.size)
     except OSError:
@@ -170,18 +171,18 @@ def _fork_again(there: socket.socket) -> None:
 
 
 def take(environment: dict[str, str], streams: list[int]) -> None:
-    """Set environment, standard streams, and new random seeds."""
+    """Set the environment, the standard streams and a new random seed."""
     for number, stream in enumerate(streams):
-        os.dup2(stream, number)  # none is below 3: those are open here
+        os.dup2(stream, number)  # no stream is below 3, because descriptors 0 to 2 are open here
         os.close(stream)
     os.environ.clear()
     os.environ.update(environment)
-    if "numpy" in sys.modules:  # Python's own are fresh after every fork
+    if "numpy" in sys.modules:  # Python itself seeds its generator anew after every fork
         sys.modules["numpy"].random.seed()
 
 
 def become(command: list[str]) -> None:
-    """Run a file as ``python FILE ARGUMENTS`` would; its exceptions are raised here."""
+    """Run a file as ``python FILE ARGUMENTS`` does; an exception of the file is raised here."""
     file = command[0]
     sys.argv = list(command)
     if not sys.flags.safe_path:

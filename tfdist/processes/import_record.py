@@ -1,7 +1,7 @@
-"""A record of the files that imports have read: which have changed since, and which would have hidden a module.
+"""A record of the files that imports have read. It finds files that changed since, and files that hide a module.
 
-In a worker the same hook looks for variables that come too late: a script that sets one for a library before it
-imports that library finds it imported already.
+In a worker the same hook detects environment variables that a script sets too late. A script that sets a variable and
+then imports a library expects the library to read it, but the warm process has imported the library already.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from tfdist.processes.surroundings import is_read_by_imports
 Signature = tuple[int, int, int] | None  # inode, size and time of change; None: there is no such file
 _OF_THE_KERNEL = ("/proc/", "/sys/", "/dev/", "/memfd:")
 _MODULES, _ABOUT_PACKAGES = (".py", ".pyc", ".so"), (".pth", ".dist-info", ".egg-info", ".egg-link")
-_SET_LATER = "HOROVOD_"  # by tfdist, before Horovod reads it
-# Many scripts set these in their first lines. TensorFlow's log has begun, at the level that `tfdist run` chooses, and
-# tfdist has imported Keras with this backend: a worker that begins again would have no more of them.
+_SET_LATER = "HOROVOD_"  # variables that tfdist sets before Horovod reads them
+# Many scripts set these in their first lines. A new start of the worker would not give them more effect: `tfdist run`
+# chooses the level of TensorFlow's log, and tfdist always imports Keras with this backend.
 _CHANGE_NOTHING = (("TF_CPP_MIN_LOG_LEVEL", None), ("KERAS_BACKEND", "tensorflow"))
-_PASSING = ("__pycache__", f"/{PREFIX}")  # bytecode, and a job's own folder
-# Events after which a script cannot be begun again unseen: it has changed something outside of its process, or started
+_PASSING = ("__pycache__", f"/{PREFIX}")  # bytecode and the job's own folder do not count
+# Events after which a script cannot be run again unnoticed: it has changed something outside of its process, or started
 # something that goes on.
 _LASTING = (
     *("os.chdir", "os.chmod", "os.chown", "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.link"),
@@ -31,7 +31,7 @@ _LASTING = (
 
 
 class ImportRecord:
-    """Records from its making on, until `close`."""
+    """A record of imports, which begins when the object is made and ends with `close`."""
 
     def __init__(self) -> None:
         self._before = dict(os.environ)
@@ -47,11 +47,11 @@ class ImportRecord:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
-        """Note that a module is looked for, which Python asks each entry of `sys.meta_path` for."""
+        """Note the name of a module that is imported; Python asks each entry of `sys.meta_path` for it."""
         self._asked.add(name.partition(".")[0])
 
     def close(self) -> None:
-        """End the record: what was opened, what is loaded, and where modules were looked for."""
+        """End the record, and note the state of all files that were opened or loaded and of the folders searched."""
         self._hear = _ignore
         sys.meta_path.remove(self)
         loaded = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
@@ -66,14 +66,14 @@ class ImportRecord:
         self._set = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
 
     def changed(self) -> str:
-        """A file or folder that is not as it was read; empty if all are."""
+        """Return a file or folder that has changed since it was read; empty if there is none."""
         for path, signature in self._files.items():
             if _signature(path) != signature:
                 return path
         return next((folder for folder, seen in self._folders.items() if self._seen(folder) != seen), "")
 
     def hidden_by(self, folder: str) -> str:
-        """A path in a script\'s folder with the name of a module that was imported from elsewhere; empty: none."""
+        """Return a path in the script's folder that would hide a module imported from elsewhere; empty if none."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 name = entry.name.partition(".")[0]
@@ -85,17 +85,17 @@ class ImportRecord:
         return ""
 
     def environment(self, wanted: Mapping[str, str]) -> dict[str, str]:
-        """These variables, and what the imports would have made of them."""
+        """Return these variables with the changes that the imports would have made to them."""
         own = {name: value for name, value in self._set.items() if wanted.get(name) == self._before.get(name)}
         return {**wanted, **own}
 
     def watch(self, begin_again: Callable[[str, bool], None]) -> None:
-        """Call this with a variable that is set too late, and whether nothing outside of the process was changed."""
+        """Call a function if a variable is set too late: with its name, and whether the script left no trace so far."""
         self._begin_again = begin_again
         self._hear = self._hear_script
 
     def _seen(self, folder: str) -> frozenset[str]:
-        """Return the entries of a folder of `sys.path` that imports may have found, or may find now."""
+        """Return the entries of a folder of `sys.path` that can affect the recorded imports."""
         try:
             names = os.listdir(folder)
         except OSError:
@@ -126,7 +126,7 @@ class ImportRecord:
 
 
 def _ignore(event: str, arguments: tuple[object, ...]) -> None:
-    """Hear nothing."""
+    """Ignore an event."""
 
 
 def _signature(path: str) -> Signature:
@@ -138,6 +138,6 @@ def _signature(path: str) -> Signature:
 
 
 def _is_module(entry: "os.DirEntry[str]") -> bool:
-    if entry.is_dir():  # a folder without this file gives way to any module
+    if entry.is_dir():  # a module takes precedence over a folder without this file
         return any(os.path.exists(os.path.join(entry.path, f"__init__{suffix}")) for suffix in _MODULES)
     return entry.name.endswith(_MODULES)

@@ -1,7 +1,7 @@
-"""The state that a process inherits from its parent, and that a worker forked elsewhere would have otherwise.
+"""The state that a process inherits from its parent, which differs in a worker that another process forks.
 
-`identity` is what must be equal: libraries have read it while they were imported, or it cannot be handed over.
-`Conditions` are handed over.
+`identity` is the state that must be equal: libraries have read it during their import, or it cannot be handed over.
+`Conditions` is the state that is handed over.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import Any
 import tfdist
 from tfdist.variables import PREFIX
 
-# Variables that TensorFlow, Keras, NumPy and the libraries below them may read while they are imported, by how they
-# begin. Others are handed over to each worker.
+# Prefixes of the variables that TensorFlow, Keras, NumPy and the libraries below them may read during their import.
+# Other variables are handed over to each worker.
 _READ = (
     *("TF_", "TF2_", "XLA_", "KERAS_", "CUDA_", "NVIDIA_", "ROCM_", "HIP_", "TPU_", "NCCL_", "LD_", "PYTHON", "OMP_"),
     *(
@@ -42,7 +42,7 @@ _READ = (
     *("HOROVOD_", "ACC_", "TEST_", "PROTOCOL_BUFFERS_", "TEMPORARILY_", "TRAITLETS_", "WRAPT_", "FREETYPE_"),
 )
 _READ_WHOLE = ("HOME", "LANG", "LANGUAGE", "TZ")
-# Read by what a script calls: the cluster, and how memory of GPUs is taken when TensorFlow first looks for them.
+# Variables that are read only after the imports: TensorFlow reads the second one when it first looks for GPUs.
 _OF_ONE_WORKER = ("TF_CONFIG", "TF_FORCE_GPU_ALLOW_GROWTH")
 _LISTS_OF_FOLDERS = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")  # an entry may be relative, or empty
 _STATUS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
@@ -50,12 +50,12 @@ _MASKS = ("Cpus_allowed", "Mems_allowed")
 
 
 def is_read_by_imports(name: str) -> bool:
-    """Whether libraries may read this variable while they are imported."""
+    """Return whether libraries may read this variable during their import."""
     return (name.startswith(_READ) or name in _READ_WHOLE) and name not in _OF_ONE_WORKER
 
 
 def of_imports(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that libraries may read while they are imported, without those of a job.
+    """Return the variables that libraries may read during their import, without those of a job.
 
     Example:
         >>> of_imports({"XLA_FLAGS": "", "TF_CONFIG": "{}", "TFDIST_STRATEGY": "ring", "LR": "0.1"})
@@ -86,12 +86,12 @@ def identity(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def digest(known: Mapping[str, str]) -> str:
-    """A short name for an identity."""
+    """Return a short name for an identity."""
     return hashlib.sha256(json.dumps(dict(known), sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The names of what is not equal.
+    """Return the names of the facts that differ.
 
     Example:
         >>> differences({"Python": "a", "TZ": "UTC"}, {"Python": "a", "XLA_FLAGS": ""})
@@ -105,13 +105,13 @@ class Conditions:
     """The inherited state that a forking process can hand over to a worker.
 
     Attributes:
-        umask: of new files.
+        umask: the mask for the permissions of new files.
         nice: the priority.
-        oom: what the kernel adds to its score when memory is short.
-        limits: soft and hard, by their numbers, as texts.
-        ignored: signals.
-        blocked: signals.
-        groups: the control groups, as the kernel writes them.
+        oom: the kernel's adjustment of the process's score for when memory is short.
+        limits: soft and hard limits; the keys are the numbers of the resources, as texts.
+        ignored: the signals that are ignored.
+        blocked: the signals that are blocked.
+        groups: the control groups, in the kernel's format.
     """
 
     umask: int
@@ -124,10 +124,10 @@ class Conditions:
 
     @classmethod
     def here(cls) -> "Conditions":
-        """Those of this process; a child of it would inherit them."""
+        """Return the conditions of this process, which a child of it would inherit."""
         numbers = sorted({getattr(resource, one) for one in dir(resource) if one.startswith("RLIMIT_")})
         ignored = [one for one in signal.valid_signals() if signal.getsignal(one) is signal.SIG_IGN]
-        # Python ignores these itself, and gives its children the system's way back
+        # Python itself ignores these, and restores the default in its children
         ignored = [one for one in ignored if one not in (signal.SIGPIPE, signal.SIGXFSZ)]
         return cls(
             umask=int(_status()["Umask"], 8),
@@ -149,7 +149,7 @@ class Conditions:
         return cls(**{**values, **signals, "limits": limits})
 
     def take(self) -> list[str]:
-        """Take them over, but for signals; return the names of those that cannot be had."""
+        """Apply the conditions to this process, except signals; return the names of those that failed."""
         os.umask(self.umask)
         with contextlib.suppress(OSError):
             _join_groups(self.groups)
@@ -162,14 +162,14 @@ class Conditions:
         return [one for one in ("umask", "nice", "oom", "limits", "groups") if getattr(now, one) != getattr(self, one)]
 
     def take_signals(self) -> None:
-        """Ignore and block what the run ignores and blocks."""
+        """Ignore and block the same signals as `tfdist run`."""
         for number in self.ignored:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
 
 
 def _join_groups(wanted: str) -> None:
-    """Move this process into control groups, as far as that is permitted."""
+    """Move this process into the given control groups; raise `OSError` if that is not permitted."""
     present = set(_text("/proc/self/cgroup").splitlines())
     places: dict[str, str] = {}
     for line in _text("/proc/self/mounts").splitlines():
@@ -194,7 +194,7 @@ def _entries(text: str) -> list[str]:
 
 
 def _text(path: str) -> str:
-    """Return the text of a file of the kernel; empty where it cannot be read."""
+    """Return the text of a file of the kernel; empty if it cannot be read."""
     try:
         return Path(path).read_text().rstrip("\0\n")
     except OSError:

@@ -1,7 +1,7 @@
-"""Finds and starts the warm processes of this user, and gets workers from them; see `warm_server`.
+"""Functions that find and start warm processes of this user, and get workers from them; see `warm_server`.
 
-Their sockets are in a private folder of the cache. A socket is named after the identity of its process, so processes of
-several versions and environments stand side by side, and one that does not fit is not asked.
+The sockets of warm processes are in a private folder of the cache. A socket is named after the identity of its process.
+So processes of several versions and environments can run side by side, and only one that fits is asked.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from tfdist.processes import forking, warm_server
 from tfdist.processes.fork_server import hand_over
 from tfdist.processes.surroundings import Conditions, differences, digest, identity
 
-_REPLY_SECONDS = 5.0  # for what takes hundredths of a second
-_START_SECONDS = 120.0  # for the imports, on a busy machine
+_REPLY_SECONDS = 5.0  # deadline for replies, which usually take hundredths of a second
+_START_SECONDS = 120.0  # deadline for the imports on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmProcess:
-    """A warm process that answers; ``refused`` says why it can serve no more jobs, if it cannot."""
+    """A warm process that answers. ``refused`` is the reason if it can serve no more jobs, or else empty."""
 
     path: Path
     pid: int
@@ -45,7 +45,7 @@ class WarmProcess:
 
 
 class Keeper:
-    """The process that forks the workers of one job; they end with it, and it ends with this object's `close`."""
+    """The process that forks the workers of one job. Workers end with it, and `close` ends it."""
 
     def __init__(self, connection: socket.socket, pid: int, warm: int) -> None:
         self.pid, self.warm = pid, warm
@@ -54,7 +54,7 @@ class Keeper:
     def spawn(
         self, argv: Sequence[str], environment: Mapping[str, str], *, stdin: int, stdout: int, stderr: int
     ) -> "Kept":
-        """Fork a worker, as `ForkServer.spawn` does; it is no child of this process."""
+        """Fork a worker as `ForkServer.spawn` does, but not as a child of this process."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -84,7 +84,10 @@ class Kept:
         self._code: int | None = None
 
     def ended(self) -> int | None:
-        """Return its exit code, as `subprocess.Popen.returncode` has it; None if it runs. Its number stays its own."""
+        """Return the exit code, in the form of `subprocess.Popen.returncode`; None while the worker runs.
+
+        The number of the process is not reused before `collect`.
+        """
         if self._code is None:
             try:
                 said = self._channel.recv(forking.NUMBER.size)
@@ -93,18 +96,18 @@ class Kept:
             except OSError:
                 said = b""
             whole = len(said) == forking.NUMBER.size
-            self._code = forking.NUMBER.unpack(said)[0] if whole else -signal.SIGKILL  # it ends with its keeper
+            self._code = forking.NUMBER.unpack(said)[0] if whole else -signal.SIGKILL  # killed when its keeper ended
         return self._code
 
     def collect(self, seconds: float) -> None:
-        """Give its number back."""
+        """Let the system reuse the number of the process."""
         self._channel.close()
 
 
 def keeper(environ: Mapping[str, str], environment: Mapping[str, str], folder: str) -> Keeper | None:
-    """A keeper for workers with this environment and this first entry of `sys.path`; None if no warm process runs.
+    """Return a keeper for workers with this environment and first entry of `sys.path`; None if no warm process runs.
 
-    A `TfdistError` says why those that run do not fit.
+    If the running ones do not fit, raise a `TfdistError` with the reason.
     """
     wanted = identity(environment)
     path = _folder(environ) / f"{digest(wanted)}.sock"
@@ -127,7 +130,7 @@ def keeper(environ: Mapping[str, str], environment: Mapping[str, str], folder: s
 
 
 def running(environ: Mapping[str, str]) -> Iterator[WarmProcess]:
-    """The warm processes of this user that answer."""
+    """Yield the warm processes of this user that answer."""
     for path in sorted(_folder(environ).glob("*.sock")):
         with contextlib.suppress(OSError, TypeError):
             connection, said = _asked(path, warm_server.TELL)
@@ -136,7 +139,7 @@ def running(environ: Mapping[str, str]) -> Iterator[WarmProcess]:
 
 
 def stop(one: WarmProcess) -> None:
-    """End a warm process; jobs that run go on."""
+    """End a warm process; running jobs go on."""
     with contextlib.suppress(OSError):
         _asked(one.path, warm_server.END)[0].close()
 
@@ -148,7 +151,7 @@ def start(
     idle_seconds: float,
     modules: Sequence[str] = tfdist.PRELOADED,
 ) -> tuple[WarmProcess, bool]:
-    """The warm process for this environment, and whether it was started by this call, which waits for its imports."""
+    """Return the warm process for this environment, and whether this call has started it and waited for its imports."""
     folder = _folder(environ)
     cache.make(folder.parent, (folder.name,))
     folder.chmod(0o700)
@@ -202,7 +205,7 @@ def _folder(environ: Mapping[str, str]) -> Path:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove the sockets of processes that have ended, while nobody else can be about to start one."""
+    """Remove the sockets of processes that have ended; the caller holds the lock for starting one."""
     for path in folder.glob("*.sock"):
         with socket.socket(socket.AF_UNIX) as connection, cache.reachable(path) as name:
             try:
@@ -210,14 +213,14 @@ def _remove_dead(folder: Path) -> None:
                 connection.connect(name)
             except ConnectionRefusedError:
                 path.unlink()
-            except OSError:  # it has much to do
+            except OSError:  # the process is busy
                 continue
 
 
 def _asked(
     path: Path, what: str, more: Mapping[str, Any] | None = None, descriptors: tuple[int, ...] = ()
 ) -> tuple[socket.socket, dict[str, Any]]:
-    """Return a connection to the process at this socket, and its answer; an `OSError` if there is none of this user."""
+    """Return a connection to this user's process at a socket, and its answer; raise `OSError` if there is none."""
     about = path.parent.stat(follow_symlinks=False)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
         raise PermissionError(f"{path.parent} is not private")

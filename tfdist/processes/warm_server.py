@@ -1,13 +1,13 @@
-"""Holds TensorFlow, Keras and tfdist imported, and forks a keeper for each job, from which its workers are forked.
+"""Script of a warm process, which imports TensorFlow, Keras and tfdist, and forks a keeper for each job.
 
-`python warm_server.py SOCKET IDLE_SECONDS READY MODULE ...`, with its identity as JSON on standard input, becomes a
-child of nobody, and writes to the descriptor READY once it answers. It runs no
-operation and no code of a user, has no thread, and ends when nothing has been asked for so long, or when what it has
-imported has changed.
+Usage: `python warm_server.py SOCKET IDLE_SECONDS READY MODULE ...`, with the identity of the process as JSON on the
+standard input. The process detaches itself from its parent, and writes to the descriptor READY once it answers. It runs
+no operation of TensorFlow and no code of a user, and has no thread. It ends after IDLE_SECONDS without a request for a
+job, or when a file that it has imported has changed.
 
-A keeper takes over what the job's agent has: working directory, limits, control groups. It is the parent of the
-workers, so it tells their ends to the agent, over a channel for each. Workers end with their keeper, and a keeper with
-the agent's connection. The end of this process is the end of none of them.
+A keeper forks the workers of its job. It takes over the working directory, limits and control groups of the job's
+agent. It is the parent of the workers, so it reports their ends to the agent, over one channel for each worker. Workers
+end with their keeper, and a keeper ends with the agent's connection. All of them go on if this process ends.
 """
 
 import contextlib
@@ -32,27 +32,27 @@ from tfdist.processes.import_record import ImportRecord
 from tfdist.processes.surroundings import Conditions
 from tfdist.variables import WORKER_INDEX
 
-KEEP, TELL, END = "keep", "tell", "end"  # what is asked
-_PATIENCE_SECONDS = 2.0  # for a request, which is sent as a whole
-_PEER = struct.Struct("3i")  # process, user, group
+KEEP, TELL, END = "keep", "tell", "end"  # the kinds of requests
+_PATIENCE_SECONDS = 2.0  # deadline for a request, which is sent at once
+_PEER = struct.Struct("3i")  # numbers of process, user and group
 
 Run = Callable[[], None]
 
 
 def main(argv: list[str]) -> None:
-    """Serve until nothing is asked any more; in a forked worker, be the worker."""
+    """Serve until requests stop; in a forked worker, run its command."""
     path, idle_seconds, ready, *modules = argv
     identity = json.load(sys.stdin)
     if os.fork():
         os._exit(0)
-    for number in Conditions.here().ignored:  # as by a shell for what it starts in the background
+    for number in Conditions.here().ignored:  # a shell lets background processes ignore some signals
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if not sys.flags.safe_path:
         del sys.path[0]  # modules next to this file must not be imported by their short names
     record = _import(modules)
     with _bound(path) as server:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no code here waits for keepers
         os.write(int(ready), forking.READY)
         os.close(int(ready))
         run = _serve(server, record, identity, float(idle_seconds))
@@ -62,12 +62,12 @@ def main(argv: list[str]) -> None:
 
 
 def user_of(connection: socket.socket) -> int:
-    """The user whose process is at the other end."""
+    """Return the number of the user whose process is at the other end."""
     return int(_PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
 
 
 def send(connection: socket.socket, values: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-    """Send what `forking.receive` receives."""
+    """Send values and descriptors in the format of `forking.receive`."""
     body = json.dumps(values).encode()
     socket.send_fds(connection, [forking.NUMBER.pack(len(body))], descriptors)
     connection.sendall(body)
@@ -87,7 +87,7 @@ def _import(modules: list[str]) -> ImportRecord:
 
 
 def _bound(path: str) -> socket.socket:
-    """Return a server at the path, where only an ended one may have been: the process that starts this holds a lock."""
+    """Return a server socket at the path. An old socket there is dead, because the parent process holds a lock."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     server = socket.socket(socket.AF_UNIX)
@@ -99,7 +99,7 @@ def _bound(path: str) -> socket.socket:
 
 
 def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, str], idle_seconds: float) -> Run | None:
-    """Answer requests until none comes any more; in a worker, return what it is to run."""
+    """Answer requests until they stop; in a worker, return the function to run."""
     begun, jobs = time.monotonic(), 0
     due = begun + idle_seconds
     poll = select.poll()
@@ -132,7 +132,7 @@ def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, s
 
 
 def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return the request of a process of the same user, and the descriptors that came with it."""
+    """Return the request of a process of the same user, and the descriptors that it passed."""
     connection.settimeout(_PATIENCE_SECONDS)
     if user_of(connection) != os.geteuid():
         raise PermissionError("the request is another user's")
@@ -140,7 +140,7 @@ def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _kept(connection: socket.socket, record: ImportRecord, request: Mapping[str, Any], folders: list[int]) -> Run:
-    """Be the keeper of a job; return only in its workers."""
+    """Run as the keeper of a job; return only in its workers."""
     warm = os.getppid()
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -156,7 +156,7 @@ def _kept(connection: socket.socket, record: ImportRecord, request: Mapping[str,
         send(connection, {"pid": os.getpid(), "warm": warm, "refused": refused})
         if not refused:
             return _Keeper(connection, record, conditions).serve()
-    except BaseException:  # noqa: BLE001 - it must never go on as the process that it was forked from
+    except BaseException:  # noqa: BLE001 - the child must never continue as a copy of the warm process
         os._exit(1)
     os._exit(0)
 
@@ -166,8 +166,8 @@ class _Keeper:
 
     def __init__(self, connection: socket.socket, record: ImportRecord, conditions: Conditions) -> None:
         self._connection, self._record, self._conditions = connection, record, conditions
-        self._workers: dict[int, tuple[int, socket.socket]] = {}  # by its descriptor: the worker, and its channel
-        self._ended: dict[int, tuple[int, socket.socket]] = {}  # by its channel: nobody has waited for it yet
+        self._workers: dict[int, tuple[int, socket.socket]] = {}  # worker and channel, by the worker's descriptor
+        self._ended: dict[int, tuple[int, socket.socket]] = {}  # not reaped yet; by the channel's descriptor
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
@@ -191,7 +191,7 @@ class _Keeper:
         return socket.socket(fileno=channels[0]) if channels else None
 
     def _forked(self, channel: socket.socket) -> bool:
-        """Fork a worker, which tells its number itself; True in the worker."""
+        """Fork a worker, which reports its number itself; return True in the worker."""
         try:
             pid = os.fork()
             if pid == 0:
@@ -206,7 +206,7 @@ class _Keeper:
         return False
 
     def _tell_end(self, process: int) -> None:
-        """Tell how a worker has ended; it keeps its number until the agent closes the channel."""
+        """Report the exit code of a worker, which keeps its number until the agent closes the channel."""
         pid, channel = self._workers.pop(process)
         self._poll.unregister(process)
         os.close(process)
@@ -225,15 +225,15 @@ class _Keeper:
         os.waitpid(pid, 0)
 
     def _end(self) -> NoReturn:
-        """The agent is gone, or needs nothing more: end with what is left of the workers."""
+        """Kill the remaining workers and exit, because the agent is gone or has closed the connection."""
         for pid, _ in (*self._workers.values(), *self._ended.values()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         os._exit(0)
 
     def _worker(self, channel: socket.socket) -> Run:
-        """Become a worker: nothing of the keeper is open in it."""
-        os.setsid()  # before the agent may send a signal to its group
+        """Become a worker, and close all descriptors of the keeper."""
+        os.setsid()  # before the agent can send a signal to the worker's group
         channel.sendall(forking.NUMBER.pack(os.getpid()))
         self._connection.close()
         for process, (_, other) in self._workers.items():
@@ -244,25 +244,25 @@ class _Keeper:
         with channel:
             request, streams = forking.receive(channel)
         if request is None:
-            os._exit(0)  # it was never needed
+            os._exit(0)  # the worker was never needed
         environment, argv = request["environment"], request["argv"]
         forking.take(self._record.environment(environment), streams)
         self._conditions.take_signals()
         if not sys.flags.safe_path:
-            sys.path.insert(0, "")  # which `become` sets
+            sys.path.insert(0, "")  # `become` replaces this entry
         sys.orig_argv = [sys.executable, *argv]
         for module, name, value in (
             ("tempfile", "tempdir", None),
             ("multiprocessing.process", "ORIGINAL_DIR", os.getcwd()),
         ):
-            if module in sys.modules:  # which has looked at where this process was started
+            if module in sys.modules:  # the module has stored a folder of the warm process
                 setattr(sys.modules[module], name, value)
         self._record.watch(lambda variable, is_unseen: _begin_again(variable, argv, environment, is_unseen=is_unseen))
         return lambda: forking.become(argv)
 
 
 def _begin_again(variable: str, argv: list[str], environment: Mapping[str, str], *, is_unseen: bool) -> None:
-    """Run the script anew without what was imported: it sets a variable that an import would have read."""
+    """Run the script again in a fresh interpreter, because it sets a variable that an import would have read."""
     if not is_unseen:
         raise TfdistError(
             f"the script sets {variable}, which libraries read while they are imported, and the warm process of this "

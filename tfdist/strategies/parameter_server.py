@@ -35,7 +35,7 @@ __all__ = ["ParameterServerStrategy"]
 Partitioner = Callable[..., Sequence[int]]
 
 _LOOK_SECONDS = 0.5
-# Variables are moved to other servers after a model is built only if that relieves the fullest one by so much.
+# After a model is built, its variables are moved only if the load of the fullest server falls to at most this fraction.
 _WORTH_MOVING = 0.95
 
 
@@ -43,39 +43,39 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
     """A `tf.distribute.Strategy` whose workers may come and go, and whose variables are on parameter servers.
 
     One process, the chief, runs the script. It reads the data, hands batches to the workers, and applies each gradient
-    on the servers, once. Every update is applied as a whole and counted: `iterations` and metrics are those of the
-    updates that were applied, whatever happens to workers.
+    on the servers exactly once. Each update is applied as a whole and counted. So `iterations` and metrics always match
+    the updates that were applied, whatever happens to workers.
 
     With ``max_staleness=0`` all workers compute parts of each batch, and training has the numbers of one device. With
-    ``max_staleness=s`` or None each batch belongs to one worker. Its gradient is applied when it arrives, to weights
-    that up to s (or any number of) updates have changed since.
+    ``max_staleness=s`` or None one worker computes a whole batch. Its gradient is applied when it arrives. Up to s
+    updates (None: any number) may have changed the weights since the worker read them.
 
-    `fit` then adds ``staleness_mean`` and ``staleness_max`` to the logs of an epoch.
+    In that case `fit` adds ``staleness_mean`` and ``staleness_max`` to the logs of an epoch.
 
     Args:
-        cluster: addresses of chief, workers and parameter servers; None asks `tfdist.cluster.from_environment`, and
-            starts workers and servers on this host if that names no parameter servers.
+        cluster: addresses of chief, workers and parameter servers. None calls `tfdist.cluster.from_environment`; if the
+            environment names no parameter servers, workers and servers are started on this host.
         local_workers: how many workers to start on this host in that case.
         local_servers: how many parameter servers to start on this host in that case.
         max_staleness: how many updates may be applied between the start of a worker's batch and the update with its
             gradient. To keep n workers busy it must be at least n - 1. None: no bound.
-        backup_workers: with ``max_staleness=0`` and n workers, the first n - backup_workers parts of a batch that are
-            computed count, weighted by their examples; the others are dropped and counted: in ``dropped``, in the log
+        backup_workers: with ``max_staleness=0`` and n workers, only the first n - backup_workers computed parts of a
+            batch count, weighted by their examples. The others are dropped. They are counted in ``dropped``, in the log
             ``dropped_examples`` of each epoch, and in a warning at the end of `fit`.
-        groups: with ``max_staleness=s`` above 0, groups of workers of unlike speed: s then bounds the updates of a
-            gradient's own group, and groups do not wait for each other. A mapping of names to workers, such as
-            ``{"fast": ("worker-0",), "slow": ("worker-1", "worker-2")}``, or "auto": by how long workers compute a
-            batch, so that within a group none takes much longer than another.
+        groups: with ``max_staleness=s`` above 0, groups of workers of different speed. The bound s then counts only the
+            updates of a gradient's own group, and groups do not wait for each other. Pass a mapping of names to
+            workers, such as ``{"fast": ("worker-0",), "slow": ("worker-1", "worker-2")}``. "auto" forms groups of
+            workers that take about as long for a batch.
         staleness_correction: whether the learning rate of a gradient of staleness t is divided by max(1, t).
-        variable_partitioner: takes ``shape`` and ``dtype`` of a variable and returns the number of parts along each
-            axis, as those in `tf.distribute.experimental.partitioners` do; only the first axis may be cut. Parts are
-            updated one by one, so the optimizer must update each element by itself.
-        worker_timeout_seconds: how long a worker may compute a batch before another worker gets it; the first batch
+        variable_partitioner: a function that takes ``shape`` and ``dtype`` of a variable and returns the number of
+            parts along each axis, as in `tf.distribute.experimental.partitioners`. Only the first axis may be cut.
+            Parts are updated one by one, so the optimizer must update each element by itself.
+        worker_timeout_seconds: how long a worker may compute a batch before another worker gets it. The first batch
             of its kind may take three times as long.
         timeout_seconds: how long to wait for tasks to start, for servers to apply an update, and for a worker to
             come back when none is left.
-        loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
-            that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
+        loss_reduction: how losses that your code reduces itself depend on examples: "mean" or "sum". Such code is a
+            `train_step`, a `compute_loss`, or a loss function that returns one number. "detect" tries a few rows.
 
     Raises:
         ConfigError: arguments do not fit, this process is not the chief, or TensorFlow is already connected to another
@@ -95,8 +95,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
     Learning with the Parameter Server", 2014; W. Zhang et al., "Staleness-aware Async-SGD for Distributed Deep
     Learning", 2016 (the correction); J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers);
     H. Sun et al., "GSSP", 2021 (groups).
-    There workers push what servers add. Here the chief decides when, which makes updates atomic and staleness exact,
-    and limits updates to several hundred per second.
+    In these papers workers push gradients, which servers add. Here the chief decides when to apply a gradient. This
+    makes updates atomic and staleness exact, and limits updates to several hundred per second.
     """
 
     _takes_shares = False
@@ -170,7 +170,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, whether or not all are there now."""
+        """Number of workers, including those that are missing at the moment."""
         return len(self._addresses["worker"])
 
     @property
@@ -180,7 +180,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def staleness(self) -> Distribution:
-        """The staleness of all gradients that were applied, over all models.
+        """The distribution of the staleness of all gradients that were applied, over all models.
 
         Example:
             >>> print(strategy.staleness)                                         # doctest: +SKIP
@@ -190,7 +190,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """The present groups of workers; one, with all workers, without the argument ``groups``.
+        """The present groups of workers. Without the argument ``groups`` there is one group with all workers.
 
         Example:
             >>> strategy.groups                                                   # doctest: +SKIP
@@ -201,7 +201,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def dropped_examples(self) -> int:
-        """Examples whose gradients came too late; see ``backup_workers``."""
+        """The number of examples whose gradients came too late; see ``backup_workers``."""
         return self._chief.dropped.examples
 
     @property
@@ -240,7 +240,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             self._tasks.end()
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Return the dataset as the chief hands it out; in a loop of your own, only the chief reads it.
+        """Return the dataset in the form in which the chief hands it out. In a custom loop only the chief reads it.
 
         Args:
             dataset: a `tf.data.Dataset` of global batches.
@@ -248,7 +248,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         """
         epoch_iterator = keras_model.calling_epoch_iterator()
         if epoch_iterator is not None:
-            keras_model.wait_for_nothing(epoch_iterator)  # one of them may be a worker that is stopped
+            keras_model.wait_for_nothing(epoch_iterator)  # it could wait for a stopped worker
         return super().experimental_distribute_dataset(dataset, options)
 
     @property
@@ -401,7 +401,7 @@ class _Transport:
     def bring_back(self, workers: Sequence[int]) -> bool:
         try:
             tf_servers.reconnect([self._addresses["worker"][worker] for worker in workers])
-        except tf.errors.OpError:  # one of them is lost meanwhile
+        except tf.errors.OpError:  # a worker was lost meanwhile
             return False
         return True
 
@@ -409,7 +409,7 @@ class _Transport:
 def _tasks(
     cluster: "clusters.Cluster | None", workers: int, servers: int
 ) -> tuple[LocalTasks | None, dict[str, list[str]]]:
-    """Return the tasks that were started for this process, if any, and the addresses of all."""
+    """Return the addresses of all tasks, and the tasks that this process has started, or None."""
     cluster = clusters.from_environment() if cluster is None else cluster
     if cluster.parameter_servers:
         if cluster.task.type != "chief":
@@ -454,7 +454,7 @@ def _tasks(
     return tasks, tasks.cluster
 
 
-#: the tasks that this process has started; TensorFlow connects a process to one cluster
+#: The tasks that this process has started. TensorFlow connects a process to one cluster only.
 _local: list[LocalTasks] = []
 
 

@@ -1,4 +1,4 @@
-"""Pipelines: a model cut into stages, batches cut into micro-batches, in the order of a schedule."""
+"""Pipeline parallelism: stages of a model compute micro-batches in the order of a schedule."""
 
 import functools
 import logging
@@ -44,46 +44,46 @@ _log = logging.getLogger("tfdist")
 
 
 class PipelineStrategy(mesh_jobs.MeshStrategy):
-    """A model cut into stages over processes, or over the devices of one; the numbers of one device.
+    """A strategy that cuts a model into stages, on several processes or on the devices of one process.
 
-    Plain Keras `compile` and `fit`. Every process runs the same script with the same data, and builds the same
-    Sequential or functional model, or one that names its blocks. A stage holds only the weights of its layers and their
-    optimizer variables. A batch is cut into micro-batches. A stage sends its results for one to the stages that use
-    them, also past several stages. Gradients are summed over micro-batches and reduced over the processes of a stage;
-    then each stage updates its weights once. So weights, losses and metrics are those of one device under every
-    schedule with a flush. A single process has all stages, each on a device of its own.
+    Use plain Keras `compile` and `fit`. Every process runs the same script with the same data, and builds the same
+    model: a Sequential or functional model, or one that names its blocks. A stage holds only the weights of its layers
+    and their optimizer variables. A batch is cut into micro-batches. A stage sends its results for a micro-batch
+    directly to the stages that use them, which need not be its neighbours. Gradients are summed over micro-batches and
+    reduced over the processes of a stage. Then each stage updates its weights once. So under every schedule with a
+    flush, weights, losses and metrics are those of one device. A single process has all stages, each on its own device.
 
     Args:
-        cluster: the processes, and which of them this one is; None asks `tfdist.cluster.from_environment`.
-        stages: a number of stages, balanced by the shapes of the model; the names of the layers that begin the second
-            and later stages, such as ``("block_2", "block_4")``; "auto", which takes the number from the mesh; or a
-            function that returns such names, given the model and the number of parts.
+        cluster: the processes, and the index of this one; None calls `tfdist.cluster.from_environment`.
+        stages: a number of stages, balanced by the shapes of the model; or the names of the layers that begin the
+            second and later stages, such as ``("block_2", "block_4")``. "auto" takes the number from the mesh. A
+            function receives the model and the number of parts, and returns such names.
         layout_map: layouts of a stage's weights along the axis "model" of the mesh, see `ModelParallelStrategy`:
             layouts by patterns, "auto", or "auto:dense,dense_1" for the weights of these layers alone.
-        microbatches: parts of a replica's batch; fewer if it has fewer examples. 1: one stage computes at a time.
-        schedule: "1f1b", "eager-1f1b", "gpipe" or "interleaved", which update weights once per batch; "pipedream" or
-            "spectrain", which update after each micro-batch, by gradients of older weights; or a function of yours
-            that returns a `tfdist.planner.schedules.Schedule`, given stages, micro-batches and chunks.
+        microbatches: parts of a replica's batch; fewer if it has fewer examples. With 1, one stage computes at a time.
+        schedule: "1f1b", "eager-1f1b", "gpipe" or "interleaved" update weights once per batch. "pipedream" and
+            "spectrain" update after each micro-batch, by gradients of older weights. A function of yours receives the
+            numbers of stages, micro-batches and chunks, and returns a `tfdist.planner.schedules.Schedule`.
         chunks: parts of the model on each stage, for "interleaved".
         mesh: a text such as ``"data=2,pipeline=2"`` or ``"data=2,pipeline=2,model=2"``, a dictionary or a
             `tfdist.cluster.mesh.Mesh`. None takes the variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many
-            replicas as fit the processes. Processes along "model", the last axis, have the same rows, and each a part
-            of the weights of their stage.
-        recompute: whether a backward pass repeats its forward pass, with the same random numbers, so that a stage keeps
-            only what it was sent of a micro-batch.
-        replicas_per_worker: devices of a single process with all stages; else 1. None: one for each stage.
+            replicas as fit the processes. Processes along "model", the last axis, have the same rows, and each holds a
+            part of the weights of their stage.
+        recompute: whether a backward pass repeats its forward pass, with the same random numbers. Then a stage keeps
+            only its inputs of a micro-batch.
+        replicas_per_worker: devices of a single process with all stages, otherwise 1; None: one for each stage.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
         collectives: "native" or "auto": the native backend.
         bucket_bytes: see `MultiWorkerMirroredStrategy`.
-        shard_optimizer: None, or 1: each of the D replicas of a stage holds 1 / D of the optimizer's slots of the
-            stage's weights, updates that part of the weights, and receives the others.
+        shard_optimizer: None or 1. With 1, each of the D replicas of a stage holds 1 / D of the optimizer's slots,
+            updates that part of the stage's weights, and receives the other parts.
         loss_reduction: how a loss function of yours that returns one number depends on examples: "mean" or "sum".
         shares: the weight of each replica's part of a batch, such as ``(3, 1)``; see `shares`. None: equal parts.
 
     Raises:
         ConfigError: processes, mesh and stages do not fit together. In `fit`: the model cannot be cut this way.
-        UnsupportedError: other collectives. In `fit`: a model, step, layer or optimizer that cannot be computed in
-            stages or micro-batches. The message says what to do instead.
+        UnsupportedError: other collectives are chosen. In `fit`: a model, step, layer or optimizer cannot be computed
+            in stages or micro-batches. The message says what to do instead.
 
     Example:
         >>> strategy = PipelineStrategy(stages=2, microbatches=8)                # doctest: +SKIP
@@ -94,7 +94,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019; D.
     Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021. There a
-    stage exchanges only with its neighbours; here a tensor goes straight to each stage that uses it.
+    stage exchanges tensors only with its neighbours. Here a tensor goes straight to each stage that uses it.
     """
 
     def __init__(
@@ -167,17 +167,17 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         ends = {axis: mesh_axes.along(self._workers.collective, processes, [axis]) for axis in processes.names}
         between, others = ends[PIPELINE], ends.get(DATA, LocalCollective())
         along = TracedCollective(between, bucket_bytes=chosen)
-        # stages reduce other gradients, so what the processes of a stage reduce has keys of its own
+        # each stage reduces other gradients, so the collectives of a stage have keys of their own
         replicas = TracedCollective(others, bucket_bytes=chosen, replica=1)
         traced = {PIPELINE: along, DATA: replicas}
-        if MODEL in ends:  # what layers of other stages do there is another function
+        if MODEL in ends:  # stages trace other functions, so these collectives have keys of their own, too
             traced[MODEL] = TracedCollective(ends[MODEL], bucket_bytes=chosen, replica=2)
         self._axes = Axes(
             processes,
             self._workers.index,
             {axis: traced[axis] for axis in ends},
             self._workers.waiting,
-            late=Late(may_wait=False),  # parts of the model are functions, in which nothing can be replaced
+            late=Late(may_wait=False),  # parts of the model are functions, in which no tensor can be replaced
         )
         slots = StageSlots(self._workers, replicas) if shard_optimizer and others.size > 1 else None
         self._pipe = Pipe(
@@ -215,7 +215,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     @property
     def stage(self) -> int:
-        """The number of this process's stage, from 0; 0 for a process with all stages."""
+        """The number of this process's stage, counted from 0; 0 for a process with all stages."""
         return self._pipe.stage
 
     @property
@@ -225,7 +225,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     @property
     def _copies(self) -> int:
-        """Processes of a stage with the same part of a batch."""
+        """The number of processes of a stage that have the same part of a batch."""
         return stage_placement.size_of(self._mesh, MODEL)
 
     @property
@@ -233,10 +233,10 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         return self._pipe.replica, self._pipe.replicas
 
     def division_of(self, model: keras.Model) -> Division:
-        """Return how a model is cut, which is decided once; see `Division.stages`."""
+        """Return the division of a model, which is decided once; see `Division.stages`."""
         state = planted.of_model(model)
         if state.division is None or state.division[0] is not self:
-            with self.scope():  # blocks that a model names may get their weights
+            with self.scope():  # blocks that a model names may make their weights now
                 division = Division(model, self._mesh.size_of(PIPELINE) * self._chunks, self._stages)
             state.division = (self, division)
             if self._workers.is_chief and division.stages:
@@ -254,15 +254,15 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         return found
 
     def before_build(self, model: Any) -> None:
-        """Assign each weight of a model to the stages that use it, before its slots are made."""
-        if graphs.graph_of(model) is not None or has_named(model):  # then its layers have been called
+        """Assign each weight of a model to the stages that use it, before the optimizer makes the weight's slots."""
+        if graphs.graph_of(model) is not None or has_named(model):  # its layers have been called
             self._settle(model)
 
     def ready(self, model: Any) -> None:
         """Check that a model can be computed in stages, and assign each weight to its stages.
 
         Raises:
-            UnsupportedError: it cannot.
+            UnsupportedError: the model cannot be computed in stages.
         """
         self._require_possible(model)
         if self._copies > 1:
@@ -271,13 +271,13 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
             if all(layer.built for layer in every):
                 self._layouts.require_all_matched()
                 self._log_proposal(model)
-        if graphs.graph_of(model) is not None or has_named(model):  # then its layers have been called
+        if graphs.graph_of(model) is not None or has_named(model):  # its layers have been called
             self._settle(model)
 
     _goes_ahead = False  # the first stage takes the inputs, the last one the labels
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
-        """Return a stage's step.
+        """Return the step of a stage.
 
         Args:
             model: the model.
@@ -285,7 +285,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
             unseeded: Keras' generator for random numbers without a seed.
         """
         if kind == "train" and model.optimizer is not None and not model.optimizer.built:
-            with self.scope():  # slots are made by all processes in one order, which a step cannot do
+            with self.scope():  # all processes must make slots in one order, which a step cannot ensure
                 keras_optimizer.build(model.optimizer, model.trainable_weights)
         division, reduction = self.division_of(model), self.loss_reduction
         made = StageStep(
@@ -295,7 +295,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         return step
 
     def _settle(self, model: Any) -> None:
-        """Assign each weight to its stages, and then make all of them, in the order of the model."""
+        """Assign each weight to its stages, and then make all weights in the order of the model."""
         if not self.cuts_weights:
             return
         holders = self.division_of(model).holders(self._mesh.size_of(PIPELINE))
@@ -311,7 +311,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                 sharding.holders = (0,) if self._pipe.devices else held
                 sharding.device = self._pipe.devices[held[0]] if self._pipe.devices else None
         self.extended.settle()
-        for weight in weights:  # an optimizer that was built before knows the former variable
+        for weight in weights:  # an optimizer that was built earlier refers to the former variable
             former = getattr(keras_variables.value_of(weight), "former", None)
             if former is not None:
                 keras_variables.value_of(weight).former = None
@@ -375,7 +375,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
 
 def _made_by(schedule: str | Callable[..., Schedule], stages: int, chunks: int) -> Callable[[int], Schedule]:
-    """Return a function from the number of micro-batches to a sound schedule."""
+    """Return a function that maps the number of micro-batches to a sound schedule."""
 
     @functools.cache
     def made(microbatches: int) -> Schedule:
@@ -383,7 +383,7 @@ def _made_by(schedule: str | Callable[..., Schedule], stages: int, chunks: int) 
             schedule(stages, microbatches, chunks)
             if callable(schedule)
             else schedules.named(
-                # a last batch of few examples may have another number of micro-batches
+                # a small last batch may have another number of micro-batches
                 "gpipe" if schedule == "interleaved" and microbatches % stages else schedule,
                 stages=stages,
                 microbatches=microbatches,

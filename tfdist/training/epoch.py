@@ -1,7 +1,7 @@
-"""The input of a step and of an epoch: how tensors are laid out, and how workers go through the batches together.
+"""The input of a step and of an epoch: the layout of tensors, and the way in which workers go through batches together.
 
-Workers that read the same data compare what they read where that costs nothing; workers with data of their own tell
-each other at every batch how many examples they have.
+Workers that read the same data compare it where that costs nothing. Workers with data of their own exchange the number
+of their examples at every batch.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from tfdist.monitor.process_clock import step_clock
 
 
 class Layout:
-    """The structure of a step's input: a step is traced once per layout, whatever the number of examples."""
+    """The structure of a step's input. A step is traced once per layout, for any number of examples."""
 
     def __init__(self, spec: tuple[Any, ...]) -> None:
         self.spec = spec
@@ -29,7 +29,7 @@ class Layout:
         self.key = repr(spec)
 
     def division(self, host: Sequence[tf.TypeSpec]) -> Division | None:
-        """Divide an element, ``host`` and then the tensors of slices, between the host and the slices' devices."""
+        """Divide an element, which has the tensors of ``host`` before those of slices, between host and devices."""
         return Division.of(host, [_specs(slice_spec) for slice_spec in self.spec])
 
     @classmethod
@@ -40,7 +40,7 @@ class Layout:
         return cls(tf.nest.map_structure(spec, slices, expand_composites=False))
 
     def pack(self, tensors: Sequence[Any], of_replicas: Sequence[int]) -> Any:
-        """Make per-replica values of tensors in the order of `signature`."""
+        """Return per-replica values, given tensors in the order of `signature`."""
         slices = self.slices(tensors)
         return tf_strategies.per_replica(tuple(slices[index] for index in of_replicas))
 
@@ -49,21 +49,21 @@ class Layout:
         return len(self.spec) > 1
 
     def part_signature(self, *, relaxed: bool) -> list[tf.TypeSpec]:
-        """The specs of one replica's data, without its number of examples."""
+        """Return the specs of one replica's data, without its number of examples."""
         _, data = self.spec[0]
         return [_of_any_rows(spec) for spec in _specs(data)] if relaxed else _specs(data)
 
     def part(self, tensors: Sequence[Any]) -> Any:
-        """Make one replica's data of tensors in the order of `part_signature`."""
+        """Return one replica's data, given tensors in the order of `part_signature`."""
         _, data = self.spec[0]
         return _packed(data, tensors)
 
     def parts(self, tensors: Sequence[Any]) -> list[tuple[tf.Tensor, list[Any]]]:
-        """Each local replica's number of examples and its data, flat."""
+        """Return the number of examples and the flat data of each local replica."""
         return [(rows, list(flat((data,)))) for rows, data in self.slices(tensors)]
 
     def slices(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """Make a nest per local replica of tensors in the order of `signature`."""
+        """Return a nest for each local replica, given tensors in the order of `signature`."""
         return tuple(_packed(self.spec, tensors))
 
 
@@ -78,7 +78,7 @@ def _packed(nest: Any, tensors: Sequence[Any]) -> Any:
 
 
 def flat(slices: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors of a step's input, without structure and without missing values."""
+    """Return the tensors of a step's input, without structure and without missing values."""
     return tuple(leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None)
 
 
@@ -89,7 +89,7 @@ def _of_any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
 
 
 class Batch(NamedTuple):
-    """The input of this worker's replicas in one step: their slices, flat, and the examples of all replicas."""
+    """The input of this worker's replicas in one step: flat slices, and the number of examples on all replicas."""
 
     tensors: Sequence[Any]
     rows: tf.Tensor
@@ -99,12 +99,12 @@ class Batch(NamedTuple):
 class Element(NamedTuple):
     """One step's input of this worker."""
 
-    slices: tuple[Any, ...]  # per local replica: its number of examples, its nest; flat once they leave the pipeline
-    rows: tf.Tensor  # of all replicas, or of this worker's where data is its own
-    fingerprint: tf.Tensor  # of the first batch, else 0
+    slices: tuple[Any, ...]  # number of examples and nest of each local replica; flat after the input pipeline
+    rows: tf.Tensor  # number of examples of all replicas, or of this worker's alone if it has data of its own
+    fingerprint: tf.Tensor  # of the first batch; 0 for any other
 
     def flat(self) -> tuple[Any, ...]:
-        """One tuple, which tf.data hands out several times faster than a nest."""
+        """Return one tuple, which tf.data hands out several times faster than a nest."""
         return (self.fingerprint, self.rows, *flat(self.slices))
 
     @classmethod
@@ -113,12 +113,12 @@ class Element(NamedTuple):
 
     @staticmethod
     def numbers() -> list[tf.TypeSpec]:
-        """The specs of what comes before the slices."""
+        """Return the specs of the tensors that precede the slices."""
         return [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32)]
 
 
 class Place(NamedTuple):
-    """Stands for the next batch of an epoch, which `predict` takes from there."""
+    """A stand-in for the next batch of an epoch. `predict` takes the batch from the epoch itself."""
 
     epoch: "Epoch"
 
@@ -144,7 +144,7 @@ class Epoch:
         self._failure = failure
         self._begin: Callable[[Epoch], None] | None = begin
         self._took = took
-        #: batches that were taken
+        #: The number of batches taken so far.
         self.position = 0
         self.has_ended = False
 
@@ -158,10 +158,10 @@ class Epoch:
         return batch
 
     def take(self) -> Batch | None:
-        """The next batch; None where the epoch has ended."""
+        """Return the next batch; None if the epoch has ended."""
         if self.has_ended:
             return None
-        # the agent is told of the wait for a batch
+        # reports the wait for a batch to the agent
         with step_clock().during(Phase.INPUT):
             self._begin_once()
             tensors = next(self._elements, None)
@@ -174,7 +174,7 @@ class Epoch:
         return Batch(element.slices, rows, self.layout)
 
     def free(self, wanted: int) -> int:
-        """The number of next batches that a graph may take, at most ``wanted``."""
+        """Return how many of the next batches a graph may take, at most ``wanted``."""
         return self._walk.free(self.position, wanted)
 
     def give(self, graph: Callable[[Any], int]) -> int:
@@ -188,13 +188,13 @@ class Epoch:
         return count
 
     def renew(self, make: Callable[[], Any], *, seconds: float) -> None:
-        """Take the batches that are left from another iterator; nothing where the epoch has not begun, or has ended."""
+        """Take the remaining batches from a new iterator, if the epoch has begun and has not ended."""
         if self._begin is None and not self.has_ended:
             former, self._elements = self._elements, make()
             tf_data.end([former], seconds=seconds)
 
     def end(self, *, seconds: float) -> bool:
-        """Release the input and prefetched batches; True if that has ended within so many seconds."""
+        """Release the input and prefetched batches; return whether that was done within ``seconds``."""
         self.has_ended = True
         return not tf_data.end([self._elements], seconds=seconds)
 
@@ -210,24 +210,24 @@ class Epoch:
 
 
 class Alone:
-    """The walk of a single worker; a walk is the way in which workers go through an epoch together."""
+    """The walk of a single worker. A walk is the way in which workers go through an epoch together."""
 
     def free(self, position: int, wanted: int) -> int:
-        """The number of next batches, behind ``position``, that a graph may take without Python.
+        """Return how many batches from ``position`` on a graph may take without Python.
 
-        All workers come to the same number, because their collectives meet in the same graph or not at all.
+        All workers must get the same number, because their collectives meet only inside the same graph.
         """
         return wanted
 
     def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
-        """The element to train on and the examples of all replicas in it; None where the epoch ends."""
+        """Return the element to train on and the number of examples of all replicas; None if the epoch ends."""
         return None if element is None else (element, element.rows)
 
 
 class SharedData:
-    """The walk of workers that read the same data; where it differs, all of them raise.
+    """The walk of workers that read the same data. If the data differs, all of them raise.
 
-    They compare the first and the last batch; where the number of batches is unknown, every batch.
+    They compare the first and the last batch, or every batch if the number of batches is unknown.
     """
 
     def __init__(self, workers: Workers, batches: int | None, *, endless: bool, shares: Callable[[], Shares]) -> None:
@@ -255,9 +255,9 @@ class SharedData:
 
 
 class OwnData:
-    """The walk of workers that read data of their own, until all of it has ended.
+    """The walk of workers that read data of their own. It ends when all of them have read theirs.
 
-    A worker without data repeats its last batch, which does not count.
+    A worker that has no more data repeats its last batch, which does not count.
     """
 
     def __init__(self, workers: Workers, layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""`tfdist bench`: the speed of a cluster, compared with the peers; one file per benchmark."""
+"""`tfdist bench`: the speed of tfdist compared with its peers, with one file for each benchmark."""
 
 import click
 
@@ -8,9 +8,9 @@ COMMANDS = {
     "step": "Steps per second of `fit` and of hand-written loops.",
     "all-reduce": "Time and bandwidth of an all-reduce, backend by backend.",
     "codecs": "Gradient compression: bytes sent, step time, time to accuracy.",
-    "guard": "Whether tfdist has become slower than an earlier release.",
+    "guard": "Check whether tfdist is slower than an earlier release.",
 }
-#: benchmarks of tfdist itself; their old names say for one release how to run them
+#: Benchmarks of tfdist itself that have moved. For one release, their old names say how to run them.
 MOVED = (
     *("checkpoint", "data", "model-parallel", "monitor", "parameter-server"),
     *("pipeline", "plan", "recovery", "sharded"),

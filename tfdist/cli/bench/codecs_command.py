@@ -1,4 +1,4 @@
-"""`tfdist bench codecs`: the traffic, costs and gains of gradient compression, codec beside codec."""
+"""`tfdist bench codecs`: the traffic, costs and gains of each codec for gradient compression."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`tfdist bench guard`: whether a release has become slower."""
+"""`tfdist bench guard`: a check whether a release has become slower."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from tfdist.cli.common.option_parts import field_options, json_option
 @json_option
 @click.pass_context
 def command(context: click.Context, /, *, json_path: str | None, **options: Any) -> None:
-    """Measure, print and judge."""
+    """Measure both releases, print the report, and exit with the verdict."""
     report = measured(GuardBench(**options))
     leave(report, json_path)
     context.exit(1 if report.slower else 0)

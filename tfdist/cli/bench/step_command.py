@@ -84,7 +84,7 @@ def command(
                     if strategy:
                         raise
                     click.echo(f"{setup.strategy} left out: {error}", err=True)
-    finally:  # also what was measured before another strategy failed, or Ctrl-C
+    finally:  # shows earlier measurements even after a failed strategy or Ctrl-C
         if reports:
             write_json("[\n" + ",\n".join(report.to_json() for report in reports) + "\n]", json_path)
         if reports and json_path != "-":

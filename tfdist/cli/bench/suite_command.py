@@ -1,4 +1,4 @@
-"""Commands of benchmarks: options from the fields of a `Suite`, and its report as tables, JSON and picture."""
+"""Commands of benchmarks, with options from the fields of a `Suite` and its report as tables, JSON and a picture."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ def suite_command(
     build: Callable[..., Suite] | None = None,
     options: Sequence[Callable[[_Function], _Function]] = (),
 ) -> click.Command:
-    """Return the command of a suite, whose docstring is its help."""
+    """Return the command of a suite; the docstring of the suite is the help of the command."""
 
     def command(json_path: str | None, plot: Path | None = None, **values: Any) -> None:
         if plot is not None:
@@ -61,7 +61,7 @@ def measured(suite: Suite) -> Any:
 
 
 def leave(report: Report, json_path: str | None, plot: Path | None = None) -> None:
-    """Print a report: only JSON where the path is ``-``, else tables. Write the named files."""
+    """Print a report as JSON if the path is ``-``, or else as tables, and write the named files."""
     if json_path != "-":
         show(report.shown())
     write_json(report.to_json(), json_path)

@@ -1,4 +1,4 @@
-"""`tfdist build`: native parts for the installed TensorFlow; one file per subcommand."""
+"""`tfdist build`: native parts for the installed TensorFlow, with one file for each subcommand."""
 
 from tfdist.cli.common.command import lazy_group
 

@@ -17,15 +17,15 @@ from tfdist.native import build_target, library
     epilog="Exit code: 0 when they are kept, 1 when they were not compiled, 2 when they cannot be kept.",
     page="data-reading",
 )
-@click.option("--force", is_flag=True, help="Compile anew, whatever is kept.")
+@click.option("--force", is_flag=True, help="Compile again, even if they are kept.")
 def command(force: bool) -> None:
     """Compile tfdist's own TensorFlow ops, and say where they are kept.
 
     They read records of TFRecord files (`tfdist.data.read`), reduce tensors of workers of one host in shared memory,
-    compress gradients (`tfdist.compression`), and stamp steps (`tfdist run --monitor`). Whoever needs them first
-    compiles them, so this is for places where nothing can be compiled later, for instance while an image is made. It
-    takes seconds and a C++ compiler (g++). Where they are missing, or TFDIST_NATIVE is 0, NumPy reads the same records,
-    and TensorFlow's ops make the same of gradients and note the same of steps.
+    compress gradients (`tfdist.compression`), and record steps (`tfdist run --monitor`). The first process that needs
+    them compiles them, so this command is for places where nothing can be compiled later, such as images. It takes
+    seconds and a C++ compiler (g++). If the ops are missing, or TFDIST_NATIVE is 0, NumPy reads the same records, and
+    TensorFlow's ops do the same for gradients and steps.
 
     They are kept per versions of TensorFlow, C library and sources in TFDIST_CACHE_DIR, else $XDG_CACHE_HOME/tfdist,
     else ~/.cache/tfdist.

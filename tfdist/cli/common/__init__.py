@@ -1,1 +1,1 @@
-"""Shared parts of subcommands: command groups, options, progress, signals, completion."""
+"""Parts that subcommands share: command groups, options, progress, signals, completion."""

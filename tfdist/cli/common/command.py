@@ -1,4 +1,4 @@
-"""Commands whose help fits on a screen, and groups that import a command when it is called."""
+"""Commands whose help fits on a screen, and command groups that import a command when it is called."""
 
 import copy
 import importlib.util
@@ -11,7 +11,7 @@ from tfdist.validation import nearest
 
 WIDTH = 100
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
-# Of commands that start a script: what follows its name is the script's.
+# The settings of commands that start a script: words after the script's name are its arguments.
 PASSES_ARGUMENTS = {**SETTINGS, "allow_interspersed_args": False}
 
 _METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # click writes INTEGER RANGE
@@ -25,7 +25,7 @@ def arguments_of(context: click.Context) -> tuple[str, ...]:
 
 
 def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Return the options of a submitted command, without those of the submission and their values.
+    """Return the options of a submitted command, without the options of the submission and their values.
 
     Example:
         >>> without_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "--sbatch=-p a"], ["--sbatch"])
@@ -43,7 +43,7 @@ def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 
 class Command(click.Command):
-    """A command whose help has options in groups, examples, exit codes, and the page with the rest.
+    """A command whose help has options in groups, examples, exit codes, and the name of its documentation page.
 
     With ``tells_all``, ``--help-all`` also shows the options that do not fit on one screen.
     """
@@ -80,8 +80,8 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below their groups' headings; options of no group follow the last one."""
-        found: dict[str, list[tuple[str, str]]] = {}  # flags that exclude each other have one name
+        """Write the options below the headings of their groups; options without a group come last."""
+        found: dict[str, list[tuple[str, str]]] = {}  # flags that exclude each other share one name
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
                 found.setdefault(str(option.name), []).append(record)
@@ -107,7 +107,7 @@ class Command(click.Command):
 
 
 def _hidden(options: Sequence[click.Parameter], context: click.Context) -> list[tuple[str, str]]:
-    """Return the records of the options that a command's help leaves out."""
+    """Return help records for the options that a command's help leaves out."""
     shown = [copy.copy(one) for one in options if isinstance(one, click.Option) and one.hidden and one.help]
     for one in shown:
         one.hidden = False
@@ -122,7 +122,7 @@ def _tell_all(context: click.Context, _option: click.Parameter, value: bool) -> 
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Mapping[str, str]) -> None:
-    """Write command lines with their effects beside them, or below if the terminal is too narrow."""
+    """Write command lines with their explanations beside them, or below them if the terminal is too narrow."""
     if not examples:
         return
     width = max((len(line) for line, told in examples.items() if told), default=0)
@@ -148,7 +148,7 @@ class Group(click.Group):
 class LazyGroup(Group):
     """A group that imports a subcommand when it is called; the overview imports none.
 
-    A script or an option in the place of a subcommand means ``default``, if there is one.
+    If a script or an option is in the place of the subcommand, ``default`` is called, if there is one.
     """
 
     def __init__(
@@ -191,6 +191,6 @@ class LazyGroup(Group):
 
 
 def lazy_group(package: str, table: Mapping[str, str], text: str) -> LazyGroup:
-    """Return the group of a sub-package; its command NAME is in the module GROUP_NAME."""
+    """Return the group of a sub-package, in which the module GROUP_NAME has the command NAME."""
     name = package.rpartition(".")[2]
     return LazyGroup(name, package=package, modules=name + "_{}", table=table, help=text, context_settings=SETTINGS)

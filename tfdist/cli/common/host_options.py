@@ -23,7 +23,7 @@ from tfdist.options import option
 from tfdist.validation import as_bytes
 from tfdist.variables import MPI_COMMAND, REMOTE_PYTHON, SSH_COMMAND
 
-# options by the fields of `Demand` that they set
+# the options, by the fields of `Demand` that they set
 DEMANDS = {
     "address": "--ray-address",
     "cpus": "--cpus-per-worker",
@@ -38,36 +38,40 @@ class HostOptions:
     """The options of `tfdist run` about other hosts and queued jobs; docs/cluster.md describes the hidden ones."""
 
     dry_run: bool = option(False, "Print each process; start nothing.")
-    hosts: str | None = option(
-        None, "Where they run, as a:2,b:2, by ssh; --engine slurm: there.", kind=str, metavar="HOSTS"
-    )
+    hosts: str | None = option(None, "Hosts to run on, as a:2,b:2; by ssh or by --engine.", kind=str, metavar="HOSTS")
     launcher_name: str | None = option(
         None,
-        "What starts the workers; --engines lists them.",
+        "Launcher of the workers; --engines lists all.",
         kind=str,
         flags=("--engine",),
         choices=tuple(LAUNCHERS),
         metavar="NAME",
         is_hidden=True,
     )
-    sbatch: str = option("", "For sbatch, where a job is submitted to Slurm.", metavar="OPTIONS", is_hidden=True)
+    sbatch: str = option(
+        "", "Options of sbatch, for jobs that are submitted to Slurm.", metavar="OPTIONS", is_hidden=True
+    )
     sbatch_servers: str | None = option(
-        None, "For sbatch, of the chief and parameter servers.", kind=str, metavar="OPTIONS", is_hidden=True
+        None, "Options of sbatch, for chief and parameter servers.", kind=str, metavar="OPTIONS", is_hidden=True
     )
     search: tuple[str, ...] = option(
         (), "Submit an array of jobs, one for each value; several.", metavar="NAME=VALUE,VALUE", is_hidden=True
     )
     ssh_command: str | None = option(
-        None, "In place of ssh.", kind=str, metavar="COMMAND", variable=SSH_COMMAND.name, is_hidden=True
+        None, "Command in place of ssh.", kind=str, metavar="COMMAND", variable=SSH_COMMAND.name, is_hidden=True
     )
     mpi_command: str | None = option(
-        None, "In place of mpirun.", kind=str, metavar="COMMAND", variable=MPI_COMMAND.name, is_hidden=True
+        None, "Command in place of mpirun.", kind=str, metavar="COMMAND", variable=MPI_COMMAND.name, is_hidden=True
     )
     rendezvous: str | None = option(
-        None, "Where hosts join, for --engine agent and mpi.", kind=str, metavar="ADDRESS[:PORT]", is_hidden=True
+        None,
+        "Address at which hosts join, for --engine agent and mpi.",
+        kind=str,
+        metavar="ADDRESS[:PORT]",
+        is_hidden=True,
     )
     key_file: str | None = option(
-        None, "Has the key of the job, for --engine agent.", kind=str, metavar="PATH", is_hidden=True
+        None, "File with the key of the job, for --engine agent.", kind=str, metavar="PATH", is_hidden=True
     )
     remote_python: str | None = option(
         None, "Python on the other hosts.", kind=str, metavar="PATH", variable=REMOTE_PYTHON.name, is_hidden=True
@@ -76,7 +80,7 @@ class HostOptions:
         (), "A variable that workers on other hosts get; several.", metavar="NAME", is_hidden=True
     )
     ray_address: str | None = option(
-        None, "Of the cluster of Ray.", kind=str, metavar="ADDRESS", variable="RAY_ADDRESS", is_hidden=True
+        None, "Address of the cluster of Ray.", kind=str, metavar="ADDRESS", variable="RAY_ADDRESS", is_hidden=True
     )
     cpus_per_worker: float | None = option(
         None, "CPUs that each worker is given.", kind=float, metavar="C", is_hidden=True
@@ -86,13 +90,17 @@ class HostOptions:
         None, "Memory that each worker is given, as 16G.", kind=str, metavar="SIZE", is_hidden=True
     )
     wait_seconds: float | None = option(
-        None, "Until Ray must have room for all workers.", kind=float, metavar="S", is_hidden=True
+        None, "Seconds until Ray must have room for all workers.", kind=float, metavar="S", is_hidden=True
     )
-    # of a job for Kubernetes
-    image: str | None = option(None, "Of the containers, for Kubernetes.", kind=str, metavar="IMAGE", is_hidden=True)
-    namespace: str | None = option(None, "Of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
-    kind: str | None = option(None, "Of the job, for Kubernetes.", kind=str, choices=KINDS, is_hidden=True)
-    name: str | None = option(None, "Of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
+    # options of a job for Kubernetes
+    image: str | None = option(
+        None, "Image of the containers, for Kubernetes.", kind=str, metavar="IMAGE", is_hidden=True
+    )
+    namespace: str | None = option(
+        None, "Namespace of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True
+    )
+    kind: str | None = option(None, "Kind of the job, for Kubernetes.", kind=str, choices=KINDS, is_hidden=True)
+    name: str | None = option(None, "Name of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
     topology: str | None = option(
         None, "A label of nodes that must be alike for all pods.", kind=str, metavar="LABEL", is_hidden=True
     )
@@ -122,7 +130,7 @@ def launcher_of(name: str | None, hosts: str | None) -> Launcher:
 
 
 def remote_of(launcher: Launcher, asked: HostOptions) -> Remote | None:
-    """Return the other hosts of a job; None for this host, and for a job that is yet to be submitted."""
+    """Return the other hosts of a job; None if it runs on this host, or is only to be submitted."""
     address = asked.ray_address if "address" in launcher.accepts else None  # RAY_ADDRESS may be set for other programs
     demand = {**asked.of_worker, "address": address, "wait_seconds": asked.wait_seconds}
     given = {name: value for name, value in demand.items() if value is not None}
@@ -162,7 +170,7 @@ def _check_demand(launcher: Launcher, given: Mapping[str, Any]) -> None:
 
 
 def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
-    """Return the number of workers: as given, else 1, or the room of the hosts beside a chief and its servers.
+    """Return the given number of workers, or 1 on this host, or the places that chief and servers leave on hosts.
 
     Example:
         >>> remote = Remote(hosts=parse_hosts("a:2,b:2"))
@@ -180,7 +188,7 @@ def require_places(config: LaunchConfig) -> None:
 
 
 def most_processes(config: LaunchConfig) -> int:
-    """Return the most processes that the job may have, chief and parameter servers included."""
+    """Return the largest number of processes of the job, including the chief and parameter servers."""
     return len(tasks(replace(config, workers=config.range[1])))
 
 
@@ -217,7 +225,7 @@ def _batch_script(
         )
     require_script(config)
     given = arguments_of(context)
-    first = len(given) - len(config.arguments) - 1  # the script; everything after it is its own
+    first = len(given) - len(config.arguments) - 1  # the index of the script, which its arguments follow
     return slurm.script(
         [*without_options(given[:first], slurm.OF_THE_SUBMISSION), *given[first:]],
         name=Path(config.target).stem,

@@ -25,13 +25,13 @@ from tfdist.variables import JOB_KEY, POD_PREFIX, PREFIX
 
 _OF_KUBERNETES = ("image", "namespace", "kind", "name", "topology", "pod")
 
-# of the submission alone: what a pod runs has them no more
+# options of the submission alone, which the command of a pod does not have
 _WITH_VALUES = (
     *(f"--{name}" for name in _OF_KUBERNETES),
     *("--pass-env", "--remote-python"),
     *("--gpus-per-worker", "--cpus-per-worker", "--memory-per-worker"),
 )
-_WRITES = ("--event-file", "--trace", "--export")  # a pod has them with places of its own
+_WRITES = ("--event-file", "--trace", "--export")  # the command of a pod has them with other paths
 
 
 def check_options(asked: HostOptions, launcher: Launcher) -> None:
@@ -51,12 +51,12 @@ def request_of(context: click.Context, config: LaunchConfig, asked: HostOptions)
     target, script = _script(config)
     name = asked.name or job_name(Path(config.target).stem)
     hosts = tuple(Host(name=f"{name}-{index}", address=f"{name}-{index}") for index in range(processes))
-    replace(config, remote=Remote(hosts=hosts, launcher="kubernetes"))  # refuses what other hosts cannot do
+    replace(config, remote=Remote(hosts=hosts, launcher="kubernetes"))  # refuses options that other hosts lack
     given = arguments_of(context)
-    first = len(given) - len(config.arguments) - 1  # the script, everything after it is its own
+    first = len(given) - len(config.arguments) - 1  # the index of the script, which its arguments follow
     written, outputs = _outputs(config, passed)
     kept = without_options(given[:first], (*_WITH_VALUES, *_WRITES))
-    # what says that the target is a module may be the last of them
+    # `kept` comes last, because it may end with -m
     words = (asked.remote_python or "python", "-m", "tfdist", "run", *written, *kept, target)
     return Request(
         name=name,
@@ -101,8 +101,8 @@ def print_manifests(request: Request) -> None:
 
 
 def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:
-    """Return the options of files that the first pod writes, and their places here."""
-    from tfdist.monitor.exporters.exporter import KINDS, parse_all  # which few ask for
+    """Return the options for files that the first pod writes, and the paths of these files here."""
+    from tfdist.monitor.exporters.exporter import KINDS, parse_all  # imported late, because few jobs need it
 
     words: list[str] = []
     outputs: list[Output] = []
@@ -135,7 +135,7 @@ def _given(name: str, passed: Sequence[str]) -> str:
 
 
 def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
-    """Return the command of a pod and the script to send along; a path that does not exist here is in the image."""
+    """Return the command of a pod, and the script to send; a path that does not exist here is in the image."""
     path = Path(config.target)
     if config.is_module or (path.is_absolute() and not path.exists()):
         return config.target, None
@@ -147,7 +147,7 @@ def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
 
 
 def _variables(passed: Sequence[str]) -> dict[str, str]:
-    """Return the variables for pods: the named ones, and the tfdist variables that hold on all hosts."""
+    """Return the variables for pods: the named ones, and the variables of tfdist that apply to all hosts."""
     own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) or name in passed}
     kept = passed_on(own, tuple(passed))
     return {name: value for name, value in kept.items() if not name.startswith(POD_PREFIX)}

@@ -1,4 +1,4 @@
-"""Parts that options of several commands share: fields as options, files that are written, and completion."""
+"""Parts that options of several commands share: options from fields, output files, and completion."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ def field_options(
 
 
 def _arguments(default: Any, known: Option) -> dict[str, Any]:
-    """Return the arguments of `click.option`; the dataclass checks ranges, with its own messages."""
+    """Return the arguments of `click.option`, without ranges, which the dataclass checks with its own messages."""
     given: dict[str, Any] = {"help": known.help or None, "envvar": known.variable, "hidden": known.is_hidden}
     if known.kind is bool:
         return {**given, "is_flag": True}
@@ -40,7 +40,7 @@ def _arguments(default: Any, known: Option) -> dict[str, Any]:
 
 
 class OutputFile(click.Path):
-    """The type of an option that names a file to write; an unwritable one is refused before the work begins."""
+    """The type of an option that names an output file; a file that cannot be written is refused at the start."""
 
     def __init__(self, *, allow_dash: bool = False, path_type: type[Any] = str) -> None:
         super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=path_type)
@@ -71,7 +71,7 @@ plot_option = click.option("--plot", metavar="FILE", type=OutputFile(path_type=P
 
 
 def write_json(text: str, path: str | None) -> None:
-    """Print a report if the path of ``--json`` is ``-``, or write it to the named file, if any."""
+    """Print a report if the path of ``--json`` is ``-``, or write it to the file if one is named."""
     if path == "-":
         click.echo(text)
     elif path:

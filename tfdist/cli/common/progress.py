@@ -53,7 +53,7 @@ class Line:
 
 
 def screen(width: int = 160, **options: Any) -> Console:
-    """Return a console on standard output; in a pipe or a log, no cell of a table is cut to a width."""
+    """Return a console on standard output; in a pipe or a log it does not cut the cells of tables."""
     return Console(width=None if sys.stdout.isatty() else width, **options)
 
 

@@ -1,15 +1,15 @@
-"""`tfdist data`: one file per subcommand: parse, call `tfdist.data`, show the progress, print the result."""
+"""`tfdist data`, with one file for each subcommand, which parses, calls `tfdist.data`, and prints the result."""
 
 from tfdist.cli.common.command import lazy_group
 
 COMMANDS = {
     "write": "Write examples as TFRecord shards, with an index and a manifest.",
     "index": "Index the TFRecord files in DIRECTORY as they are.",
-    "info": "Say what DIRECTORY holds: examples, sizes, shards, schema, labels.",
+    "info": "Show the content of DIRECTORY: examples, sizes, shards, schema, labels.",
     "show": "Show examples of DIRECTORY: texts, arrays, pictures on a contact sheet.",
     "stats": "Sum up DIRECTORY: features, labels, shards, duplicates, overlap with another.",
     "verify": "Check every byte of DIRECTORY, and list what is corrupt.",
-    "repair": "Copy all that is whole of DIRECTORY, and list what is not.",
+    "repair": "Remove corrupt records from DIRECTORY, or copy the others.",
     "split": "Divide the examples of DIRECTORY among simulated clients.",
 }
 

@@ -27,22 +27,22 @@ from tfdist.data.writing.foreign_tfrecords import shown_features
 @click.argument("directory")
 @click.option("--label", metavar="NAME", help='The feature that is learnt; "label" by default, if there is one.')
 @schema_option()
-@click.option("--split", metavar="NAME", help="The one to take, where the names of the files say several: train.")
-@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the manifest and the indices there are.")
+@click.option("--split", metavar="NAME", help="Split to take, if the names of files show several: train.")
+@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the existing manifest and indices.")
 @storage_option
 @follow_option
 def command(directory: str, schema_file: Path | None, exists: str | None, **options: Any) -> None:
     """Index the files in DIRECTORY as they are: TFRecord files get an index each and a manifest, nothing else.
 
-    DIRECTORY may also be a file, or a wildcard for files in one folder. Their index is then kept in the user's cache,
-    as is that of a folder that cannot be written, and found there by all that are given the same DIRECTORY. The records
-    of files that GZIP or ZLIB has compressed are written into the cache, too.
+    DIRECTORY may also be a file, or a wildcard for files in one folder. Their index is then in the user's cache, like
+    that of a folder that cannot be written, and every command with the same DIRECTORY finds it. The records of files
+    that are compressed with GZIP or ZLIB are written into the cache, too.
 
-    The records must be tf.train.Example, and the files of one split. What they consist of is told from all of them: a
-    feature with one value in each is a single value, with as many in each an array, else a list of any length.
+    The records must be tf.train.Example, and the files of one split. All records decide the features: one value in each
+    record makes a single value, an equal number in each an array, and anything else a list of any length.
 
-    Tars, JSON lines, LMDB and ArrayRecord files are passed over once; what the pass finds is kept in .tfdist next to
-    them. Without this command it is kept in the user's cache when files of 4 MiB or more are first read.
+    Tars, JSON lines, LMDB and ArrayRecord files are read once, and the result is kept in .tfdist next to them. Without
+    this command it is kept in the user's cache when files of 4 MiB or more are first read.
     """
     with unwinding(), Console(stderr=True).status("looking at the records"):
         schema = schema_of(schema_file) if schema_file else None

@@ -34,9 +34,9 @@ _MOST_CLASSES = 20
 @storage_option
 @follow_option
 def command(directory: str, as_json: bool, plot: str | None, **options: Any) -> None:
-    """Say what DIRECTORY holds: how many examples of which sizes, in which shards, of which schema, with which labels.
+    """Show the content of DIRECTORY: number and size of examples, shards, schema and labels.
 
-    The balance is the largest shard's bytes as a multiple of the mean: 1.00 is even.
+    The balance is the size of the largest shard as a multiple of the mean: 1.00 is even.
     """
     try:
         found = data.info(directory, **options)

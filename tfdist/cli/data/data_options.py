@@ -18,7 +18,7 @@ from tfdist.validation import as_bytes
 
 
 def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
-    """Parse a number with an optional unit; return bytes."""
+    """Parse a number with an optional unit, and return it in bytes."""
     try:
         return None if value is None else as_bytes(value)
     except ConfigError as error:
@@ -48,7 +48,7 @@ def nulls_of(_ctx: Any, _param: Any, values: tuple[str, ...]) -> dict[str, str]:
 
 
 storage_option = click.option(
-    "--storage-options", callback=driver_options, metavar="JSON", help="For the driver of a URL: '{\"anon\": true}'."
+    "--storage-options", callback=driver_options, metavar="JSON", help="Options of a URL's driver: '{\"anon\": true}'."
 )
 
 
@@ -60,7 +60,7 @@ follow_option = click.option(
 
 
 records_option = click.option(
-    "--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="What they are; raw: of any bytes."
+    "--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="Kind of records; raw: any bytes."
 )
 
 
@@ -84,7 +84,7 @@ _MOST_LINES = 50
 
 
 def echo_some(lines: list[str], *, last: int) -> None:
-    """Print lines; if there are very many, the first ones, and the last ones, which sum up."""
+    """Print lines; of very many, print only the first ones, and the last ones, which are a summary."""
     details, summary = lines[: len(lines) - last], lines[len(lines) - last :]
     for line in details[:_MOST_LINES]:
         click.echo(line)
@@ -106,7 +106,7 @@ class Reading(Watch):
         self._task = self.progress.add_task(what, total=None)
 
     def show(self, read: int, total: int) -> None:
-        # called from several threads, which rich allows
+        # several threads call this, which rich allows
         self.progress.update(self._task, total=total, completed=read)
 
 

@@ -29,20 +29,19 @@ from tfdist.cli.data.data_options import Reading, echo_some, follow_option, sche
 @click.option(
     "--rebuild-manifest", is_flag=True, help="Make manifest.json from the shards, if it is missing or corrupt."
 )
-@click.option("--drop-missing", is_flag=True, help="Go on without shards that are not there; their examples are lost.")
-@click.option("--decode", is_flag=True, help="Decode pictures, and take out examples with one that cannot be decoded.")
+@click.option("--drop-missing", is_flag=True, help="Go on without missing shards; their examples are lost.")
+@click.option("--decode", is_flag=True, help="Decode pictures, and remove examples with one that cannot be decoded.")
 @schema_option()
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
 @storage_option
 @follow_option
 def command(directory: str, into: str | None, schema_file: Path | None, as_json: bool, **options: Any) -> None:
-    """Copy all that is whole of DIRECTORY, and list what is not.
+    """Remove corrupt records from DIRECTORY, or copy the others, and list the lost examples.
 
-    With INTO all that is whole is copied into that directory, and DIRECTORY stays as it is. Without, shards with
-    corrupt records are replaced by copies without them, as data-00003.repair-2.tfrecord; indices that are missing or
-    wrong are made from their shards; the manifest gets the next revision. What is sound is not touched, and nothing
-    happens where all is. Killed at any moment, DIRECTORY is what it was or what it becomes. The lost examples are
-    listed.
+    With INTO, all whole records are copied into that directory, and DIRECTORY does not change. Without INTO, shards
+    with corrupt records are replaced by copies without them, such as data-00003.repair-2.tfrecord. Missing or wrong
+    indices are made from their shards, and the manifest gets the next revision. Sound files are not touched. If the
+    command is killed, DIRECTORY is in its old or in its new state.
     """
     with unwinding(), Reading("looking for what is corrupt") as watch:
         schema = schema_of(schema_file) if schema_file else None

@@ -32,8 +32,8 @@ from tfdist.errors import ConfigError, CorruptDataError
 @click.argument("first", type=click.IntRange(0), default=0)
 @click.argument("count", type=click.IntRange(1), default=5)
 @click.option("--out", metavar="FILE", help="Draw the pictures into FILE, each with its label (needs Pillow).")
-@click.option("--picture", metavar="NAME", help="Which feature is drawn; by default the first that is a picture.")
-@click.option("--label", metavar="NAME", help="What is written below a picture; the label of DIRECTORY by default.")
+@click.option("--picture", metavar="NAME", help="Feature to draw; by default the first picture.")
+@click.option("--label", metavar="NAME", help="Feature to write below a picture; by default the label.")
 @records_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with whole texts.")
 @storage_option
@@ -50,8 +50,8 @@ def command(
 ) -> None:
     """Show COUNT examples of DIRECTORY from number FIRST on, in the order of writing: 0 and 5 by default.
 
-    DIRECTORY is all that `tfdist.data.open` takes: a directory, TFRecord files of others, tar shards, MDS, Arrow, JSON
-    lines, ... Texts are shown as they are, arrays by their shape, dtype and range. The numbers are those of `open`.
+    DIRECTORY is anything that `tfdist.data.open` takes: a directory, TFRecord files of others, tar shards, MDS, Arrow,
+    JSON lines, ... Texts are shown as they are, arrays by their shape, dtype and range. Numbers are those of `open`.
     """
     with unwinding():
         examples = data.open(directory, **options)
@@ -89,7 +89,7 @@ def command(
 def _shown(
     examples: Any, numbers: Sequence[int], drawn: list[Drawn] | None, picture: str | None, label: str | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a description of each example, or the reason why it cannot be read; `drawn` collects the pictures."""
+    """Yield a description of each example, or the reason why it cannot be read; add the pictures to `drawn`."""
     schema, shards = examples.schema, examples.manifest.shards
     for number in numbers:
         file = shards[int(examples.begins.searchsorted(number, side="right")) - 1].file

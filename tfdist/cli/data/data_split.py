@@ -34,12 +34,14 @@ from tfdist.errors import ConfigError
     "--dirichlet",
     type=click.FloatRange(0, min_open=True),
     metavar="ALPHA",
-    help="Labels unlike over --clients: 0.1 gives each few of them, 100 all.",
+    help="Uneven labels over --clients: 0.1 gives each a few, 100 all.",
 )
-@click.option("--clients", type=click.IntRange(1), metavar="N", help="How many, for --dirichlet.")
-@click.option("--label", metavar="FEATURE", help="For --dirichlet; the label of DIRECTORY by default.")
-@click.option("--minimum", type=click.IntRange(1), metavar="N", help="Of examples, for --dirichlet; 1 by default.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Gives the same clients again.")
+@click.option("--clients", type=click.IntRange(1), metavar="N", help="Number of clients, for --dirichlet.")
+@click.option("--label", metavar="FEATURE", help="Feature for --dirichlet; by default the label.")
+@click.option(
+    "--minimum", type=click.IntRange(1), metavar="N", help="Fewest examples of a client, for --dirichlet; 1 by default."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the division.")
 @storage_option
 @follow_option
 def command(
@@ -55,7 +57,7 @@ def command(
 ) -> None:
     """Divide the examples of DIRECTORY among clients: INTO gets a directory of examples for each.
 
-    Every example goes to one client, with its bytes as they are. INTO is local, and appears when it is whole.
+    Every example goes to one client, with its bytes as they are. INTO is local, and appears when it is complete.
     `tfdist.federated.App` takes it as client_data; its sub-folders are the clients' names.
     """
     from tfdist.federated.clients.directory_split import split_directory

@@ -31,8 +31,8 @@ _MOST_PAIRS = 5
 )
 @click.argument("directory")
 @click.option("--against", metavar="OTHER", help="Count the examples of OTHER that occur in DIRECTORY.")
-@click.option("--label", metavar="NAME", help="The feature whose classes are counted; the label by default.")
-@click.option("--content", multiple=True, metavar="NAME", help="In which examples are equal; all but the label.")
+@click.option("--label", metavar="NAME", help="Feature whose classes are counted; by default the label.")
+@click.option("--content", multiple=True, metavar="NAME", help="Feature to compare for duplicates; all but the label.")
 @records_option
 @click.option("--out", metavar="FILE", help="Draw histograms: .png, .svg, .pdf or .html (needs Matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
@@ -41,8 +41,8 @@ _MOST_PAIRS = 5
 def command(directory: str, out: str | None, as_json: bool, **options: Any) -> None:
     """Sum up DIRECTORY: numbers and texts of each feature, labels, shards, equal examples, overlap with OTHER.
 
-    All examples are read once, and none is kept. Counts, means and deviations are exact. Of very many different
-    values, their number is an estimate, and has its error beside it.
+    All examples are read once, and none is kept. Counts, means and deviations are exact. The number of
+    different values is an estimate if there are very many, and is shown with its error.
     """
     with unwinding(), _Watch() as watch:
         found = data.stats(directory, progress=watch.show, **options)

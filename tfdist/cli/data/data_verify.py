@@ -25,17 +25,17 @@ from tfdist.cli.data.data_options import Reading, echo_some, follow_option, stor
     epilog="Exit code: 0 when all is sound, 1 when something is corrupt, 2 when the request makes no sense.",
 )
 @click.argument("directory")
-@click.option("--quick", is_flag=True, help="Look at checksums alone; do not take records apart.")
+@click.option("--quick", is_flag=True, help="Check only checksums; do not parse records.")
 @click.option("--decode", is_flag=True, help="Decode pictures, too: one may have been broken when it was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
 @storage_option
 @follow_option
 def command(directory: str, quick: bool, as_json: bool, **options: Any) -> None:
-    """Look at every byte of DIRECTORY, and list everything that is corrupt with its file, byte and example.
+    """Check every byte of DIRECTORY, and list everything that is corrupt with its file, byte and example.
 
-    Compared are the sizes and checksums of the shards with the manifest, both checksums of each record, the indices
-    with the shards, and what each record holds with the schema. Several corrupt records of one shard are all found:
-    behind one, reading goes on where the next whole record begins.
+    The command compares the sizes and checksums of the shards with the manifest, the indices with the shards, and the
+    content of each record with the schema. It checks both checksums of each record. All corrupt records of a shard are
+    found: after one, reading continues at the next whole record.
     """
     with unwinding(), Reading("verifying") as watch:
         report = data.verify(directory, contents=not quick, progress=watch.show, **options)

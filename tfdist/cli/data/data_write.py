@@ -1,4 +1,4 @@
-"""`tfdist data write`: parse, call `tfdist.data`, show how far it is, print what was written."""
+"""`tfdist data write`: parse, call `tfdist.data`, show the progress, print the result."""
 
 import time
 from pathlib import Path
@@ -21,8 +21,8 @@ from tfdist.cli.data.data_options import (
     storage_option,
 )
 
-_STEP_PERCENT = 10  # for a line where there is no terminal
-_STEP_BYTES = 1 << 30  # the same where the total is not known
+_STEP_PERCENT = 10  # progress between two lines, if there is no terminal
+_STEP_BYTES = 1 << 30  # the same if the total is unknown
 
 
 @click.command(
@@ -44,33 +44,39 @@ _STEP_BYTES = 1 << 30  # the same where the total is not known
 )
 @click.argument("source", nargs=-1, required=True)
 @click.argument("directory")
-@click.option("--num-shards", type=click.IntRange(1), metavar="N", help="How many TFRecord files.")
-@click.option("--shard-bytes", callback=size, metavar="SIZE", help="About how large each is; 256MiB by default.")
-@click.option("--label", metavar="NAME", help='Which feature is learnt; "label", if there is one.')
-@schema_option("What an example has, as JSON, or a manifest.")
+@click.option("--num-shards", type=click.IntRange(1), metavar="N", help="Number of TFRecord files.")
+@click.option("--shard-bytes", callback=size, metavar="SIZE", help="Approximate size of each; 256MiB by default.")
+@click.option("--label", metavar="NAME", help='Feature that is learnt; "label", if there is one.')
+@schema_option("Features of an example as JSON, or a manifest.")
 @click.option(
     "--processes", type=click.IntRange(1), metavar="N", help="Processes that write; as many as help by default."
 )
-@click.option("--split", metavar="NAME", help="Which of several to write; else all.")
-@click.option("--delimiter", metavar="CHARACTER", help="Of CSV files; a tab in .tsv, else a comma.")
+@click.option("--split", metavar="NAME", help="Split to write; all by default.")
+@click.option("--delimiter", metavar="CHARACTER", help="Delimiter of CSV files; a tab in .tsv, else a comma.")
 @click.option(
     "--null",
     "nulls",
     multiple=True,
     callback=nulls_of,
     metavar="COLUMN=VALUE",
-    help="What null becomes, else an error: age=-1; x[]=0 in lists.",
+    help="Value in place of nulls: age=-1; x[]=0 in lists.",
 )
 @click.option(
-    "--null-mask", "null_masks", multiple=True, metavar="COLUMN", help="May be null; COLUMN_is_null says where."
+    "--null-mask",
+    "null_masks",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column that may be null; COLUMN_is_null says where.",
 )
-@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace what DIRECTORY holds already.")
-@click.option("--append", "exists", flag_value="append", help="Add behind what it holds.")
-@click.option("--keep", "exists", flag_value="keep", help="Leave them, write nothing, and end well.")
-@click.option("--check-images/--no-check-images", default=True, help="Decode each first; the default.")
-@click.option("--convert-images", is_flag=True, help="BMP and WebP become PNG, else refused.")
+@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the examples in DIRECTORY.")
+@click.option("--append", "exists", flag_value="append", help="Add to the examples in DIRECTORY.")
+@click.option("--keep", "exists", flag_value="keep", help="If it has examples, write nothing; exit with 0.")
+@click.option("--check-images/--no-check-images", default=True, help="Decode each picture first; the default.")
+@click.option("--convert-images", is_flag=True, help="Convert BMP and WebP to PNG; else refused.")
 @storage_option
-@click.option("--source-options", callback=driver_options, metavar="JSON", help="For the driver of SOURCE, a URL.")
+@click.option(
+    "--source-options", callback=driver_options, metavar="JSON", help="Options of the driver, if SOURCE is a URL."
+)
 def command(
     source: tuple[str, ...],
     directory: str,
@@ -85,7 +91,7 @@ def command(
     (file.h5:/group), NumPy (.npz, .npy), TFRecord (of any name, compressed or not), or a folder with one folder of
     pictures per class; with folders train, test, ... each is written. Both may be URLs such as s3://bucket/folder.
 
-    Nothing appears in DIRECTORY before it is whole. The same command goes on where an interrupted run stopped.
+    DIRECTORY has no examples before all are written. After an interruption, the same command resumes.
     """
     schema = None if schema_file is None else schema_of(schema_file)
     started = time.monotonic()
@@ -112,7 +118,7 @@ def command(
 
 
 class _Watch(Watch):
-    """Progress on standard error: a bar on a terminal, now and then a line elsewhere."""
+    """Progress on standard error: a bar on a terminal, or occasional lines elsewhere."""
 
     def __init__(self) -> None:
         super().__init__(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())

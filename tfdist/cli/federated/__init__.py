@@ -1,4 +1,4 @@
-"""`tfdist federated`: federated training, simulated or over real processes; one file per subcommand."""
+"""`tfdist federated`: federated training, simulated or over real processes, with one file for each subcommand."""
 
 from tfdist.cli.common.command import lazy_group
 

@@ -22,20 +22,22 @@ from tfdist.cli.federated.federation_options import app_argument, require_crypto
     epilog="Exit code: 0 when the server has ended the run, 1 when it or this client failed, 2 for a wrong request.",
     page="federated-running",
 )
-@click.option("--server", metavar="HOST:PORT", required=True, help="Where to connect; nothing ever connects to here.")
+@click.option(
+    "--server", metavar="HOST:PORT", required=True, help="Server to connect to; nothing connects to this host."
+)
 @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", required=True, help="This client's NAME.key.")
 @click.option(
-    "--federation", type=click.Path(path_type=Path), metavar="FILE", help="The list; beside the key by default."
+    "--federation", type=click.Path(path_type=Path), metavar="FILE", help="List of keys; by default beside the key."
 )
 @secure_option
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="For what stays here between rounds: runs/federated-NAME by default.",
+    help="Folder for this client's state; runs/federated-NAME by default.",
 )
 @click.option(
-    "--wait-seconds", type=click.FloatRange(0), default=600.0, show_default=True, help="For a server that is away."
+    "--wait-seconds", type=click.FloatRange(0), default=600.0, show_default=True, help="How long to wait for a server."
 )
 @app_argument
 def command(
@@ -47,10 +49,10 @@ def command(
     state: Path | None,
     wait_seconds: float,
 ) -> None:
-    """Train APP.PY's `app` on the data of one client, whose name the key has, until the server ends the run.
+    """Train APP.PY's `app` on the data of one client, whose name is in the key, until the server ends the run.
 
-    The server must have the certificate of the list. A connection that is lost is made again, and an answer that was
-    lost is given again, so nothing is trained twice.
+    The server must have the certificate of the list. The client restores lost connections and repeats lost answers, so
+    nothing is trained twice.
     """
     require_cryptography()
     from tfdist.cluster.cluster_values import split_address

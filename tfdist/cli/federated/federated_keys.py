@@ -1,4 +1,4 @@
-"""`tfdist federated keys`: make keys, and the list of those who take part."""
+"""`tfdist federated keys`: make keys and the list of clients."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from tfdist.errors import ConfigError
 @click.option("--add", "added", multiple=True, metavar="NAME=HEX", help="List a client by its public key.")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def command(folder: Path, clients: tuple[str, ...], own: str | None, added: tuple[str, ...]) -> None:
-    """Make the keys of a server and its clients in FOLDER; keys that are there are kept.
+    """Make the keys of a server and its clients in FOLDER; existing keys are kept.
 
     server.key and NAME.key are secret. The list, federation.json, is public: it has the fingerprint of the server's
     certificate and the public key of each client. Give each client its key, unless it has made its own, and the list,

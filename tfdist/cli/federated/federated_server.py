@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 @rounds_option
 @seed_option
 @secure_option
-@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", show_default=True, help="Where clients come.")
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", show_default=True, help="Address for clients.")
 @click.option(
     "--keys",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("keys"),
     show_default=True,
     metavar="FOLDER",
-    help="With server.key and federation.json.",
+    help="Folder with server.key and federation.json.",
 )
 @output_option
 @resume_option
@@ -70,10 +70,10 @@ def command(
     resume: bool,
     exports: tuple[str, ...],
 ) -> None:
-    """Drive the rounds of APP.PY's `app`; clients connect, train on their own data, and send what changed.
+    """Drive the rounds of APP.PY's `app`; clients connect, train on their own data, and send the changes.
 
-    A round begins once all clients are there, or at the deadline. Killed at any moment, the server goes on with
-    --resume, and gives the weights of a run that was never killed. The clients stay, and connect again.
+    A round begins once all clients are there, or at the deadline. A server that was killed resumes with --resume, and
+    reaches the weights of a run that was never killed. Clients go on running, and connect again.
     """
     require_cryptography()
     import keras

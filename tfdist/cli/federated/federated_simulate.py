@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     page="federated",
 )
 @rounds_option
-@click.option("--clients", type=click.IntRange(1), help="How many; by default all that client_data has.")
+@click.option("--clients", type=click.IntRange(1), help="Number of clients; by default all of client_data.")
 @seed_option
 @click.option(
     "--liars",
@@ -52,7 +52,11 @@ if TYPE_CHECKING:
     help="Have a part of the clients lie: sign-flip, alie, ipm, mimic or label-flip; :STRENGTH may follow.",
 )
 @click.option(
-    "--processes", type=click.IntRange(1), default=1, show_default=True, help="That train clients at the same time."
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes that train clients at the same time.",
 )
 @output_option
 @resume_option

@@ -13,9 +13,11 @@ from tfdist.errors import MissingDependencyError
 if TYPE_CHECKING:
     from tfdist.federated import App, RoundRecord, SecureSums
 
-rounds_option = click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Of the run.")
+rounds_option = click.option(
+    "--rounds", type=click.IntRange(1), default=10, show_default=True, help="Number of rounds."
+)
 seed_option = click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights, clients and orders."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights, clients and orders."
 )
 output_option = click.option(
     "--output",
@@ -23,9 +25,9 @@ output_option = click.option(
     default=Path("runs", "federated"),
     show_default=True,
     metavar="FOLDER",
-    help="For rounds.jsonl, rounds.png, model.keras and checkpoints.",
+    help="Folder of rounds.jsonl, rounds.png, model.keras and checkpoints.",
 )
-resume_option = click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+resume_option = click.option("--resume", is_flag=True, help="Resume the run in the folder.")
 app_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="APP.PY")
 secure_option = click.option(
     "--secure", is_flag=True, help="Secure aggregation; on both sides. Implied if APP.PY has secure=SecureSums(...)."
@@ -45,7 +47,7 @@ export_option = click.option(
 def exporting(
     texts: Sequence[str], app: "App", folder: Path, *, rounds: int, seed: int
 ) -> "Iterator[Callable[[RoundRecord], None]]":
-    """A function that hands records of rounds to the exporters that `--export` names, for a block."""
+    """Yield a function that passes records of rounds to the exporters of `--export`, within a block."""
     from tfdist.federated.round_exporters import RunAbout, exported, targets_of
     from tfdist.federated.session_files import run_id
 
@@ -60,7 +62,7 @@ def exporting(
 
 
 def require_cryptography() -> None:
-    """Refuse to begin without what encrypts."""
+    """Require the package for encryption."""
     if importlib.util.find_spec("cryptography") is None:
         raise MissingDependencyError(
             "the package cryptography is not installed, which connections between hosts need. Run: pip install "
@@ -70,14 +72,14 @@ def require_cryptography() -> None:
 
 
 def sums_of(app: "App", secure: bool) -> "SecureSums | None":
-    """Return the application's settings of secure aggregation, or the usual ones if it is asked for."""
+    """Return the application's settings of secure aggregation, or the defaults if ``secure`` is True."""
     from tfdist.federated import SecureSums
 
     return app.secure or (SecureSums() if secure else None)
 
 
 def show_end(records: "Sequence[RoundRecord]", output: Path) -> None:
-    """Draw the curves of a run that has ended, and say where its files are."""
+    """Draw the curves of a run that has ended, and print the paths of its files."""
     from tfdist.federated.round_history import PICTURE, ROUNDS, draw
 
     try:

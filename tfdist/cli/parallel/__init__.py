@@ -1,10 +1,10 @@
-"""`tfdist parallel`: plans and pictures of models that are divided over processes; one file per subcommand."""
+"""`tfdist parallel`: plans and pictures of models that are divided over processes, with one file per subcommand."""
 
 from tfdist.cli.common.command import lazy_group
 
 COMMANDS = {
-    "plan": "Find the fastest way to divide a model over devices, and say which fit.",
-    "schedule": "Show what the stages of a pipeline do when, as text or as a picture.",
+    "plan": "Find the fastest division of a model over devices that fits into memory.",
+    "schedule": "Show the timeline of a pipeline, as text or as a picture.",
 }
 
 command = lazy_group(__name__, COMMANDS, "Plan how a model is divided over processes.")

@@ -1,4 +1,4 @@
-"""`tfdist parallel plan`: which division of a model over devices is fastest, and which fits."""
+"""`tfdist parallel plan`: the fastest division of a model over devices that fits."""
 
 import math
 import os
@@ -30,7 +30,7 @@ from tfdist.validation import as_bytes
     cls=Command,
     context_settings=PASSES_ARGUMENTS,
     groups={
-        "What there is": ("devices", "memory", "kinds", "link", "delay_ms", "threads"),
+        "Devices": ("devices", "memory", "kinds", "link", "delay_ms", "threads"),
         "What is planned": ("schedule", "microbatches", "objective", "with_layouts"),
         "What is measured, and where it goes": ("at_once", "profile", "save_profile", "timeout_seconds", "json_path"),
     },
@@ -42,43 +42,45 @@ from tfdist.validation import as_bytes
     epilog="Exit code: 0 when a plan fits, 1 when none does or the script fails, 2 when the request makes no sense.",
     page="parallel-plan",
 )
-@click.option("--devices", type=int, metavar="N", help="How many, all alike.")
-@click.option("--memory", metavar="SIZE", help="What each has for the model, such as 8GB.")
+@click.option("--devices", type=int, metavar="N", help="Number of devices of one kind.")
+@click.option("--memory", metavar="SIZE", help="Memory of each for the model, such as 8GB.")
 @click.option(
-    "--kind", "kinds", multiple=True, metavar="NAME=N,...", help="Devices of a kind, in place of --devices; repeated."
+    "--kind", "kinds", multiple=True, metavar="NAME=N,...", help="Devices of a kind, in place of --devices; repeatable."
 )
-@click.option("--link", metavar="RATE", help="Between devices, such as 1gbit; else as calibrated, or measured.")
-@click.option("--delay", "delay_ms", type=float, default=0.05, show_default=True, help="Of the link, ms each way.")
-@click.option("--threads", type=click.IntRange(1), help="Of the processor, that a device has; all by default.")
+@click.option("--link", metavar="RATE", help="Link between devices, as 1gbit; else calibrated or measured.")
+@click.option(
+    "--delay", "delay_ms", type=float, default=0.05, show_default=True, help="Delay of the link, ms each way."
+)
+@click.option("--threads", type=click.IntRange(1), help="Processor threads of a device; all by default.")
 @click.option(
     "--schedule",
     type=click.Choice(SCHEDULES),
     default=SCHEDULES[0],
     show_default=True,
     metavar="NAME",
-    help=f"Of pipelines: {', '.join(SCHEDULES)}.",
+    help=f"Schedule of pipelines: {', '.join(SCHEDULES)}.",
 )
-@click.option("--microbatches", type=int, metavar="M", help="Of each pipeline; powers of 2 are tried by default.")
+@click.option("--microbatches", type=int, metavar="M", help="Micro-batches of a pipeline; by default powers of 2.")
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),
     default="time",
     show_default=True,
     metavar="NAME",
-    help="What is made small: time or price of a step.",
+    help="Minimize the time or price of a step.",
 )
-@click.option(
-    "--layouts", "with_layouts", is_flag=True, help="Also which layers divide their weights, by HyPar's rule."
-)
+@click.option("--layouts", "with_layouts", is_flag=True, help="Also show which layers divide weights, by HyPar's rule.")
 @click.option(
     "--at-once",
     type=click.IntRange(1),
     metavar="N",
-    help="Processes measured at the same time; by default as many of this host's as run beside each other.",
+    help="Processes measured at the same time; by default as many as run side by side on this host.",
 )
 @click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing.")
-@click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Keep them for --profile.")
-@click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="For the script.")
+@click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Write the costs for --profile.")
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
+)
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script", required=False)
@@ -103,12 +105,12 @@ def command(
     script: str | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Plan how a model is divided over devices: data parallelism, pipelines, both; which is fastest, which fits.
+    """Find the fastest division of a model over devices that fits into memory: data parallelism, pipelines, or both.
 
-    SCRIPT is your training script, as it is. It runs in a process of its own up to its first call of fit, where the
-    layers of the model are measured with its first batch; nothing trains. Where the devices are processes of this host
-    (no --link, no --kind) it then runs in several at once, as many as there are devices, with a processor or a GPU and
-    memory for each: they share caches and the clock, as the processes of a plan do. --at-once 1 leaves that out.
+    SCRIPT is your training script, unchanged. It runs in a process of its own up to its first call of fit, where the
+    layers of the model are measured with its first batch; nothing trains. If the devices are processes of this host (no
+    --link, no --kind), SCRIPT then runs in as many processes at once, each with a processor or a GPU and memory. They
+    share caches and the clock, as the processes of a plan do. --at-once 1 skips that.
     """
     found = _kinds(devices, memory, kinds)
     count = sum(one.count for one in found)

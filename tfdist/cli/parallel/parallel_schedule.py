@@ -22,9 +22,9 @@ from tfdist.tune.schedule_run import measured
     },
     page="pipeline-schedules",
 )
-@click.option("--stages", type=click.IntRange(1, 64), default=4, show_default=True, help="Processes one after another.")
+@click.option("--stages", type=click.IntRange(1, 64), default=4, show_default=True, help="Stages of the pipeline.")
 @click.option(
-    "--microbatches", type=click.IntRange(1, 1024), default=8, show_default=True, help="Into which a batch is cut."
+    "--microbatches", type=click.IntRange(1, 1024), default=8, show_default=True, help="Micro-batches of a batch."
 )
 @click.option(
     "--chunks", type=click.IntRange(1, 64), default=1, show_default=True, help="Parts of the model on each stage."
@@ -44,7 +44,7 @@ from tfdist.tune.schedule_run import measured
     type=click.FloatRange(0, 60, min_open=True),
     default=0.1,
     show_default=True,
-    help="How long a forward pass sleeps where a step is measured.",
+    help="How long a forward pass sleeps with --measure.",
 )
 @plot_option
 @click.argument("name", metavar="SCHEDULE", type=click.Choice(schedules.NAMES))
@@ -58,13 +58,13 @@ def command(
     forward_seconds: float,
     plot: Path | None,
 ) -> None:
-    """Show what the stages of a pipeline do when.
+    """Show the timeline of a pipeline.
 
     SCHEDULE is 1f1b, eager-1f1b, gpipe, interleaved, pipedream or spectrain. F3 is the forward pass of micro-batch 3,
-    B3 its backward pass, B3.1 that through the stage's second part of the model; a dot is a unit of time in which a
-    stage waits. Below stand the bubble (the part of the time in which stages wait) and of how many micro-batches each
-    stage holds the activations at most. Where a step is measured, a line follows that says the same of it, and the
-    picture has that step below the schedule.
+    B3 its backward pass, B3.1 the backward pass through the stage's second part of the model. A dot is a unit of time
+    in which a stage waits. Below the timeline are the bubble (the part of the time in which stages wait), and the most
+    micro-batches whose activations each stage holds. With --measure, a line shows the same for the measured step, and
+    the picture has that step below the schedule.
     """
     if plot is not None:
         require_matplotlib()

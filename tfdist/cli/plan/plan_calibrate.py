@@ -1,4 +1,4 @@
-"""`tfdist plan calibrate`: measure what this machine's predictions are made of."""
+"""`tfdist plan calibrate`: measure the speeds of this machine on which predictions are based."""
 
 import click
 from rich.console import Console
@@ -21,10 +21,10 @@ from tfdist.cli.plan.plan_options import record
 )
 @click.option("--show", is_flag=True, help="Measure nothing; print the record.")
 def command(show: bool) -> None:
-    """Measure the link between two processes of this host, matrices, memory, disk, messages and steps.
+    """Measure the link between two processes of this host, matrix products, memory, disk, messages and steps.
 
-    The record is in the cache. `tfdist plan` takes from it what its options do not say, and the intervals of its
-    predictions: `tfdist run --monitor` adds the measured step of each command that was planned here.
+    The record is in the cache. `tfdist plan` takes from it everything that its options do not give, and the intervals
+    of its predictions. `tfdist run --monitor` adds the measured step of each command that was planned here.
     """
     if not show:
         from tfdist.tune.calibrating import calibration, keep

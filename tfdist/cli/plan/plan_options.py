@@ -15,37 +15,39 @@ from tfdist.planner.scaling.plan_record import Calibration
 from tfdist.planner.scaling.planned_request import is_compared, network_of
 from tfdist.processes.shared_memory import observe_gpus
 
-_DIVISORS = (2, 8, 32, 128)  # the times of batches between two that were measured lie on a line
+_DIVISORS = (2, 8, 32, 128)  # of the batch, to be measured; times between them are interpolated
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option("--link", metavar="LINK", help="Between hosts: 10gbit, 25gbit:0.02 (with ms), ndr, ..."),
     click.option("--hosts", metavar="N:LINK", help="Devices of a host and their link, as 8:nvlink4."),
-    click.option("--device", default=HERE, show_default=True, metavar="NAME", help="h100, a100, ..., or 12x this one."),
+    click.option(
+        "--device", default=HERE, show_default=True, metavar="NAME", help="Device: h100, a100, ..., or 12x this one."
+    ),
     click.option(
         "--precision",
         type=click.Choice(PRECISIONS),
         default=PRECISIONS[0],
         show_default=True,
         metavar="NAME",
-        help="Of a device by name: float32, mixed.",
+        help="For named devices: float32, mixed.",
     ),
-    click.option("--noise", type=click.FloatRange(0), help="By which part a worker's steps differ; else measured."),
+    click.option("--noise", type=click.FloatRange(0), help="Variation of a worker's steps, as a part; else measured."),
     click.option("--grow", "grows", is_flag=True, help="A worker keeps the batch of one device, not its share."),
     click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing."),
 )
 
 
 def plan_options(function: _Function) -> _Function:
-    """Return a decorator that adds the options."""
+    """Add the options to a command."""
     for one in reversed(_OPTIONS):
         function = one(function)
     return function
 
 
 def measured_network(link: str | None, hosts: str | None, device: str, found: Calibration | None) -> HostNetwork:
-    """Return the network that options say, else that of the calibration, else one that is measured now."""
+    """Return the network of the options, or else that of the calibration, or else one that is measured now."""
     between = link_of(link) if link is not None else found.link if found is not None else None
     if between is None:
         from tfdist.tune.profiling import measured_link
@@ -57,7 +59,7 @@ def measured_network(link: str | None, hosts: str | None, device: str, found: Ca
 def on_processors(
     counts: tuple[int, ...], network: HostNetwork, device: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the numbers of workers that this host has a processor or a GPU for each of, and what is left out."""
+    """Return the numbers of workers for which this host has enough processors or GPUs, and notes about the others."""
     if not network.link.is_local or device.lower() != HERE:
         return counts, ()
     most = max(len(os.sched_getaffinity(0)), observe_gpus())
@@ -71,7 +73,7 @@ def on_processors(
 
 
 def measured_rate(profile: Profile, device: str, found: Calibration | None) -> float | None:
-    """Return how fast matrices are here, as calibrated or measured now, where a device is compared with it."""
+    """Return the speed of matrix products here, calibrated or measured now; None if no device is compared with it."""
     if not is_compared(profile, device):
         return None
     from tfdist.tune.calibrating import matrix_rate
@@ -80,7 +82,7 @@ def measured_rate(profile: Profile, device: str, found: Calibration | None) -> f
 
 
 def require_source(profile: str | None, script: str | None, *, is_module: bool) -> None:
-    """Refuse a command that gives neither a profile nor a script that is there."""
+    """Refuse a command that names neither a profile nor an existing script."""
     if profile is not None:
         return
     if script is None:
@@ -98,7 +100,7 @@ def profile_of(
     workers: int,
     beside: int = 1,
 ) -> Profile:
-    """Return the profile of a file, or of a script in one process, and in so many of this host beside each other."""
+    """Return the profile of a file, or of a script, measured in one process and in ``beside`` processes at once."""
     if profile is not None:
         return read(profile)
     from tfdist.tune.profiling import measured

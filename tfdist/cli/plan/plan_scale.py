@@ -1,4 +1,4 @@
-"""`tfdist plan scale`: step, time and price for numbers of workers, and which one to take."""
+"""`tfdist plan scale`: step, time and price for numbers of workers, and the number to choose."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadl
     cls=Command,
     context_settings=PASSES_ARGUMENTS,
     groups={
-        "What there is": ("workers", "link", "hosts", "device", "precision", "noise"),
+        "Workers and devices": ("workers", "link", "hosts", "device", "precision", "noise"),
         "What is trained, and what it may cost": (
             *("examples", "epochs", "grows", "noise_scale", "methods"),
             *("price", "spot", "save", "deadline", "budget"),
@@ -62,26 +62,32 @@ _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadl
     epilog="Exit code: 0 when a row meets the limits, 1 when none does or the script fails, 2 otherwise.",
     page="plan",
 )
-@click.option("--workers", default="1..8", show_default=True, metavar="N,...", help="1..64 doubles; or 1,2,6.")
+@click.option("--workers", default="1..8", show_default=True, metavar="N,...", help="Numbers: 1..64 doubles; or 1,2,6.")
 @plan_options
-@click.option("--examples", type=float, metavar="N", help="Of an epoch; else times are of a million examples.")
-@click.option("--epochs", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="To train.")
-@click.option("--noise-scale", type=float, metavar="N", help="Of gradients: more examples for a batch that grows.")
+@click.option("--examples", type=float, metavar="N", help="Examples of an epoch; else times are for a million.")
+@click.option(
+    "--epochs", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Epochs to train."
+)
+@click.option("--noise-scale", type=float, metavar="N", help="Noise scale of gradients, for larger batches.")
 @click.option(
     "--method",
     "methods",
     multiple=True,
     type=click.Choice([*METHODS, "all"]),
     metavar="NAME",
-    help="Only it; repeated.",
+    help="Method to compare; repeatable.",
 )
-@click.option("--price", type=click.FloatRange(0), default=0.0, help="Of a device, for an hour.")
+@click.option("--price", type=click.FloatRange(0), default=0.0, help="Price of a device per hour.")
 @click.option("--spot", metavar="PART:mtbf=T", help="Spot: part of the price, time between failures; restart=T.")
 @click.option("--save", type=click.FloatRange(0, min_open=True), help="Seconds that a checkpoint takes.")
-@click.option("--deadline", metavar="TIME", help="Such as 24h: the fewest workers that meet it.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="In the money of --price.")
-@click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Keep it for --profile.")
-@click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="For the script.")
+@click.option("--deadline", metavar="TIME", help="Find the fewest workers that meet it, as 24h.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Budget in the currency of --price.")
+@click.option(
+    "--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Write the profile for --profile."
+)
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
+)
 @plot_option
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -98,7 +104,7 @@ def command(
     json_path: str | None,
     **asked: Any,
 ) -> None:
-    """Predict step, time and price of a training for numbers of workers, and say which one to take.
+    """Predict step, time and price for numbers of workers, and recommend one.
 
     SCRIPT runs as it is up to its first call of fit, where the layers of the model are measured; nothing trains.
     """
@@ -157,7 +163,7 @@ def command(
 
 
 def _require_limits(asked: dict[str, Any]) -> None:
-    """Refuse limits that cannot be, before anything is measured."""
+    """Refuse invalid limits before anything is measured."""
     prices_of(asked["price"], asked["spot"], asked["budget"])
     if asked["deadline"] is not None:
         as_seconds(asked["deadline"], name="--deadline")
@@ -178,7 +184,7 @@ def _methods(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _expect(report: ScalingReport, words: tuple[str, ...]) -> None:
-    """Keep what was predicted of each command, for the monitored run of it."""
+    """Record the predicted step of each command, for comparison with a monitored run of it."""
     steps = {
         plan_record.key_of(strategy_of(one.job.method), one.job.workers, words): one.step.seconds
         for one in (*report.others, *report.rows)

@@ -1,4 +1,4 @@
-"""`tfdist plan simulate`: play a job through, with stragglers, failures and workers that come and go."""
+"""`tfdist plan simulate`: simulate a job with stragglers, failures and workers that come and go."""
 
 import dataclasses
 import json
@@ -45,21 +45,25 @@ from tfdist.planner.scaling.scaling_report import shown_seconds
     },
     page="plan-simulator",
 )
-@click.option("--workers", type=click.IntRange(1), default=8, show_default=True, help="With a device each.")
+@click.option(
+    "--workers", type=click.IntRange(1), default=8, show_default=True, help="Number of workers, with a device each."
+)
 @click.option("--method", type=click.Choice(METHODS[1:]), default="data", show_default=True, metavar="NAME")
-@click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="To train.")
+@click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="Steps to train.")
 @plan_options
-@click.option("--slow", multiple=True, metavar="WORKER=TIMES", help="A worker that computes longer; repeated.")
+@click.option("--slow", multiple=True, metavar="WORKER=TIMES", help="A worker that computes longer; repeatable.")
 @click.option("--mtbf", metavar="TIME", help="Mean time between failures of a worker, as 4h.")
-@click.option("--restart", default="2m", show_default=True, metavar="TIME", help="Until training goes on.")
-@click.option("--shape", type=float, default=1.0, show_default=True, help="Weibull's; below 1: fails early.")
+@click.option("--restart", default="2m", show_default=True, metavar="TIME", help="Time until training goes on.")
+@click.option("--shape", type=float, default=1.0, show_default=True, help="Weibull's shape; below 1: early failures.")
 @click.option("--save", type=click.FloatRange(0, min_open=True), help="Seconds that a checkpoint takes.")
-@click.option("--save-every", "interval", metavar="TIME", help="Between checkpoints; by default the best.")
-@click.option("--min-workers", "least", type=click.IntRange(1), help="With which it goes on without failed ones.")
-@click.option("--away", default="10m", show_default=True, metavar="TIME", help="Until a failed one is back.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
-@click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="For the script.")
-@click.option("--trace", metavar="FILE", type=OutputFile(path_type=Path), help="Ten steps, as a chrome trace.")
+@click.option("--save-every", "interval", metavar="TIME", help="Time between checkpoints; by default the best.")
+@click.option("--min-workers", "least", type=click.IntRange(1), help="Fewest workers with which the job goes on.")
+@click.option("--away", default="10m", show_default=True, metavar="TIME", help="Time until a failed worker is back.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
+)
+@click.option("--trace", metavar="FILE", type=OutputFile(path_type=Path), help="Write ten steps as a chrome trace.")
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script", required=False)
@@ -74,9 +78,9 @@ def command(
     json_path: str | None,
     **asked: Any,
 ) -> None:
-    """Play a job through step by step, and compare it with the prediction.
+    """Simulate a job step by step, and compare it with the prediction.
 
-    Each worker's computing is drawn at random around that of the profile. A job that fails goes back to its last
+    Each worker's computing time is drawn at random around that of the profile. A job that fails goes back to its last
     checkpoint. SCRIPT is measured as by `tfdist plan`.
     """
     require_source(profile, script, is_module=is_module)

@@ -1,10 +1,10 @@
-"""`tfdist search`: a script's hyper-parameters; one file per subcommand, and `run` where none is named."""
+"""`tfdist search`: search of a script's hyper-parameters, with one file per subcommand; `run` is the default."""
 
 from tfdist.cli.common.command import SETTINGS, LazyGroup
 
 COMMANDS = {
     "run": "Search with a script; `run` may be left out.",
-    "resume": "Go on with a search that was ended.",
+    "resume": "Resume a search that was ended.",
     "show": "Show the trials of a search: table, files, picture.",
     "best": "Show the best trial: its parameters, and where its backup is.",
 }

@@ -1,4 +1,4 @@
-"""`tfdist search best`: the best trial's parameters."""
+"""`tfdist search best`: the parameters of the best trial."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`tfdist search resume`: go on with a search at the event where it was ended."""
+"""`tfdist search resume`: continue a search from the last event of its journal."""
 
 import sys
 from pathlib import Path
@@ -22,13 +22,13 @@ from tfdist.tune.search.search_run import go_on
     epilog="Exit code: as of tfdist search.",
     page="search",
 )
-@click.option("--slots", type=click.IntRange(1), help="Trials at the same time, if another number.")
+@click.option("--slots", type=click.IntRange(1), help="Another number of trials at the same time.")
 @click.argument("folder", type=click.Path(path_type=Path))
 def command(folder: Path, slots: int | None) -> None:
-    """Go on with a search that was ended.
+    """Resume a search that was ended.
 
-    The journal says what was decided; trials that were running go on from their backups. Start it where the search was
-    started: the path of the script may be relative.
+    The journal has all earlier decisions, and trials that were running resume from their backups. Run the command in
+    the folder in which the search was started, because the path of the script may be relative.
     """
     with unwinding():
         found = go_on(folder, slots=slots, tell=tell)

@@ -1,4 +1,4 @@
-"""`tfdist search run`: search with a script."""
+"""`tfdist search run`: search the hyper-parameters of a script."""
 
 import sys
 from pathlib import Path
@@ -36,9 +36,15 @@ from tfdist.tune.search.search_space import parse_space
     epilog="Exit code: 0 when a trial has reported, else 1; 2 for a wrong request.",
     page="search",
 )
-@click.option("--space", "ranges", multiple=True, metavar="NAME=RANGE", help="As lr=log:1e-4:1e-1 or units=32,64.")
 @click.option(
-    "--output", type=click.Path(path_type=Path), default=Path("search"), show_default=True, help="The search's folder."
+    "--space",
+    "ranges",
+    multiple=True,
+    metavar="NAME=RANGE",
+    help="Values of a parameter: lr=log:1e-4:1e-1 or units=32,64.",
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=Path("search"), show_default=True, help="Folder of the search."
 )
 @field_options(
     SearchSettings, {"strategy": {"shell_complete": complete_strategies}, "slots": {"type": str, "metavar": "N"}}
@@ -48,7 +54,7 @@ from tfdist.tune.search.search_space import parse_space
 def command(ranges: tuple[str, ...], output: Path, script: str, arguments: tuple[str, ...], **options: Any) -> None:
     """Search the hyper-parameters of a script.
 
-    SCRIPT asks for them by hp = tfdist.search.parameters(), as in hp.Float("lr", 1e-4, 0.1), and gives
+    SCRIPT requests them by hp = tfdist.search.parameters(), as in hp.Float("lr", 1e-4, 0.1), and passes
     tfdist.search.callbacks() to fit. Ranges of --space: KIND:LOW:HIGH or KIND:LOW:HIGH:STEP with linear, log, int or
     int-log; a list of values; or bool.
     """

@@ -16,7 +16,7 @@ _MOST_ROWS = 20
 
 
 def told(event: Event, history: History) -> str:
-    """Return a line of progress; empty for an event that needs none."""
+    """Return a line of progress for an event; empty if it needs none."""
     trial = history.trials[event.trial]
     match event:
         case Start() if event.values:
@@ -48,7 +48,7 @@ def shown_values(values: Any) -> str:
 
 
 def print_table(found: Search, *, everything: bool = False) -> None:
-    """Print a table of the best trials, or of all, and the number of trials in each state."""
+    """Print a table of the best trials, or of all trials, and the number of trials in each state."""
     console, history = screen(), found.history
     trials = sorted(history.trials.values(), key=lambda one: (one.best, one.number))
     table = Table("trial", found.settings.metric, "epochs", "status", "parameters", box=None, padding=(0, 2))

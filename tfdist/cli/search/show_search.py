@@ -22,7 +22,7 @@ from tfdist.tune.search.search_run import opened
     },
     page="search",
 )
-@click.option("--all", "everything", is_flag=True, help="Every trial, and not the best alone.")
+@click.option("--all", "everything", is_flag=True, help="Show every trial, not only the best.")
 @json_option
 @click.option("--parquet", metavar="FILE", type=OutputFile(path_type=Path), help="Write the table as Parquet.")
 @plot_option

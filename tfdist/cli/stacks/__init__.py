@@ -1,4 +1,4 @@
-"""``tfdist stacks``: find the job, ask its processes, print."""
+"""``tfdist stacks``: find the job, request the stacks of its processes, print them."""
 
 import json
 from pathlib import Path
@@ -19,15 +19,17 @@ from tfdist.validation import number
     epilog="Exit code: 0 when all have answered, 1 when one has not, 2 when there is no such job.",
     page="monitoring-stacks",
 )
-@click.option("--threads", is_flag=True, help="Show all Python threads, not the main ones alone.")
+@click.option("--threads", is_flag=True, help="Show all Python threads, not only the main ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
-@click.option("--seconds", type=float, default=5.0, show_default=True, metavar="S", help="How long to wait for all.")
+@click.option(
+    "--seconds", type=float, default=5.0, show_default=True, metavar="S", help="How long to wait for answers."
+)
 @click.argument("job", default="")
 @click.pass_context
 def command(context: click.Context, *, threads: bool, as_json: bool, seconds: float, job: str) -> None:
-    """Show where the processes of JOB stand: the stacks of their Python threads, and in what they wait for each other.
+    """Show the Python stacks of the processes of JOB, and the collectives in which they wait for each other.
 
-    py-spy reads them where it is installed; else they write them by faulthandler. No process is ended by it.
+    py-spy reads the stacks if it is installed; otherwise the processes write them by faulthandler. None is ended.
     """
     number("--seconds", seconds, above=0, maximum=3600)
     from tfdist.cluster.job_files import processes_file

@@ -1,4 +1,4 @@
-"""`tfdist trace`: steps of all workers as chrome traces."""
+"""`tfdist trace`: the steps of all workers as chrome traces."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def command() -> None:
 
 @command.command(
     cls=Command,
-    short_help="Write the last steps of a job that runs as a trace.",
+    short_help="Write the last steps of a running job as a trace.",
     examples={
         "tfdist trace save -o trace.json": "of the only job that runs here",
         "tfdist trace save 3f9a -o trace.json": "of the job whose id begins so",
@@ -26,7 +26,7 @@ def command() -> None:
     epilog="Exit code: 0 when it is written, 1 when nothing was recorded, 2 when there is no such job.",
     page="monitoring-stacks",
 )
-@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="Where it is written.")
+@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="File to write.")
 @click.argument("job", default="")
 def save(*, output: str, job: str) -> None:
     """Write the last 2,048 steps of each worker of JOB, which was started with `tfdist run --monitor`."""
@@ -55,7 +55,7 @@ def save(*, output: str, job: str) -> None:
     epilog="Exit code: 0 when it is written, 2 when a file is no trace.",
     page="monitoring-stacks",
 )
-@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="Where it is written.")
+@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="File to write.")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 def merge(*, output: str, traces: tuple[str, ...]) -> None:
     """Put chrome TRACES into one file, in which each keeps its own times and its processes have its name."""

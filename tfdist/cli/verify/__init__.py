@@ -51,17 +51,19 @@ _OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
     multiple=True,
     metavar="NAME",
     shell_complete=complete_columns,
-    help="This strategy, or this column of the matrix, or glob; several.",
+    help="Strategy, column of the matrix, or glob; several.",
 )
 @click.option("-n", "--workers", type=click.IntRange(min=1), help="Workers, as for `tfdist run`.  [default: 2]")
-@click.option("--replicas-per-worker", type=click.IntRange(min=1), help="Of each.  [default: 1; in one process 2]")
+@click.option(
+    "--replicas-per-worker", type=click.IntRange(min=1), help="Replicas of each.  [default: 1; in one process 2]"
+)
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Batches to compare.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     default=1e-4,
     show_default=True,
-    help="Relative to the largest number of a value.",
+    help="Tolerance, relative to the largest number of a value.",
 )
 @click.option(
     "--feature",
@@ -71,19 +73,21 @@ _OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
     shell_complete=complete_features,
     help="Only this feature, group or glob.",
 )
-@click.option("--pairs", "in_pairs", is_flag=True, help="Rows in which every two choices meet.")
-@click.option("--baseline", is_flag=True, help="Plain Keras and TensorFlow too: what is repaired.")
+@click.option("--pairs", "in_pairs", is_flag=True, help="Run rows that combine every two choices.")
+@click.option("--baseline", is_flag=True, help="Also run plain Keras and TensorFlow.")
 @click.option("--list", "only_list", is_flag=True, help="Show features and columns; run nothing.")
 @json_option
 @click.option("--markdown", is_flag=True, help="Print the table for a README.")
-@click.option("--jobs", type=click.IntRange(min=1), default=2, metavar="N", help="Columns at once.  [default: 2]")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=2, metavar="N", help="Columns that run at once.  [default: 2]"
+)
 @click.option(
     "--timeout-seconds",
     type=click.FloatRange(min=0, min_open=True),
     metavar="X",
     help="Longest time for a cell, or for a run of a script.",
 )
-# what few need is in the page
+# rarely used options are described in the page only
 @click.option("--mesh", metavar="AXES", hidden=True)
 @click.option("--collectives", type=click.Choice(COLLECTIVES), hidden=True)
 @click.option("--parameter-servers", type=click.IntRange(min=1), hidden=True)
@@ -114,8 +118,8 @@ def command(
     same weights and with the same batches. Weights, optimizer slots, states, logs and predictions are compared.
 
     Without SCRIPT: the matrix. A cell trains a small model of a feature under a strategy and on one device, on this
-    machine's CPU. It has the largest difference, relative to max(1, |value|), and is green up to 1e-5; or WRONG, ERROR,
-    HANG, CRASH, refused.
+    machine's CPU. It shows the largest difference, relative to max(1, |value|), and is green up to 1e-5; or it shows
+    WRONG, ERROR, HANG, CRASH or refused.
     """
     _require_sense(context, has_script=script is not None)
     if script is not None:
@@ -125,7 +129,7 @@ def command(
         context.exit(proof_table.run(wanted, json_path))
     every: Mapping[str, Feature] | None = None
     if in_pairs:
-        from tfdist.verify import pairs  # makes its rows when it is loaded
+        from tfdist.verify import pairs  # imported late, because the import computes the rows
 
         every = pairs.features()
     rows = verify.feature.select(features, every)
@@ -157,7 +161,7 @@ def _require_sense(context: click.Context, *, has_script: bool) -> None:
 
 
 def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:
-    """Return the columns whose packages are installed; name the others, or refuse them if they were requested."""
+    """Return the columns whose packages are installed. Print the others, or refuse them if they were requested."""
     missing = [column for column in columns if not strategy_table.get(column.strategy).is_installed]
     for needs in dict.fromkeys(strategy_table.get(column.strategy).needs for column in missing):
         assert needs is not None

@@ -1,4 +1,4 @@
-"""The equivalence matrix on a screen: its rows, its cells as they come, and the report."""
+"""The display of the equivalence matrix: its rows, its cells as they arrive, and the report."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def print_report(report: Report, rows: Sequence[Feature]) -> None:
         last_of_group = index + 1 == len(rows) or rows[index + 1].group != entry.group
         table.add_row(entry.name, *(_styled(cell) for cell in cells), end_section=last_of_group)
     console.print(table)
-    alike: dict[tuple[str, str], list[Cell]] = {}  # a column that cannot run at all is explained once
+    alike: dict[tuple[str, str], list[Cell]] = {}  # so that a column that cannot run at all is explained once
     for cell in report.cells:
         if cell.is_bad and not cell.baseline:
             alike.setdefault((cell.column, cell.detail if cell.error else cell.feature), []).append(cell)
@@ -56,7 +56,7 @@ def _styled(cell: Cell | None) -> str:
 
 
 class MatrixWatch(Watch):
-    """Progress on standard error: bars on a terminal, a line per cell elsewhere."""
+    """Progress on standard error: bars on a terminal, or a line per cell elsewhere."""
 
     def __init__(self, rows: Sequence[Feature], columns: Sequence[Column], *, baseline: bool) -> None:
         super().__init__(
@@ -74,7 +74,7 @@ class MatrixWatch(Watch):
                 self._tasks[column.name, plain] = self.progress.add_task(title, total=len(rows), last="", start=False)
 
     def show(self, cell: Cell) -> None:
-        # called from several threads, which rich allows
+        # several threads call this, which rich allows
         task = self._tasks[cell.column, cell.baseline]
         self.progress.start_task(task)
         self.progress.update(task, advance=1, last=f"{cell.feature} {_styled(cell)}")

@@ -1,4 +1,4 @@
-"""The proof on a script, on a screen: which jobs are run, the table of what differs, and the exit code."""
+"""The verification of a script: the jobs to run, the table of differences, and the exit code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +49,7 @@ def jobs(
 
 
 def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bool) -> tuple[str, ...]:
-    """Options of `tfdist run` for a strategy; two replicas by default."""
+    """Return the options of `tfdist run` for a strategy; two replicas by default."""
     several = "--replicas-per-worker" if strategy_table.get(name).processes == "one" else "-n"
     options = {**given} if several in given or "--mesh" in given else {several: str(_REPLICAS), **given}
     servers = options.get("--parameter-servers")
@@ -69,8 +69,8 @@ def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bo
 
 
 def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Options of `tfdist run` and the variables that make a column of the matrix."""
-    if strategy_table.get(one.strategy).processes == "chief":  # whose replicas are workers
+    """Return the options of `tfdist run`, and the variables, for a column of the matrix."""
+    if strategy_table.get(one.strategy).processes == "chief":  # the replicas of a chief are workers
         given = {"-n": str(one.replicas_per_worker), "--parameter-servers": "2"}
     else:
         given = {"-n": str(one.workers), "--replicas-per-worker": str(one.replicas_per_worker)}
@@ -78,7 +78,7 @@ def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ..
 
 
 def run(wanted: Sequence[Job], json_path: str | None) -> int:
-    """Prove each job, print the results, and return the worst exit code; 1 comes before the others."""
+    """Verify each job, print the results, and return the worst exit code; 1 takes precedence over others."""
     proofs: list[Proof] = []
     console = screen()
     with unwinding(), Console(stderr=True).status("starting") as status:

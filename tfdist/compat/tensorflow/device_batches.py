@@ -1,12 +1,12 @@
 """Batches whose parts are copied into the memory of the replicas' devices before their steps begin.
 
-TensorFlow's own distributed iterators do this with `OwnedMultiDeviceIterator`, whose thread hands the elements of a
+TensorFlow's own distributed iterators do this with `OwnedMultiDeviceIterator`. Its thread hands the elements of a
 dataset to several devices in turn, each with a queue of its own. So a batch is divided into one element for the host
-and one for each device. What kernels take from the host's memory stays there (`_ON_HOST`): numbers of examples, int32,
-and text would be copied back, and each copy back waits for all that the device computes.
+and one for each device. Tensors that kernels read from the host's memory stay there (`_ON_HOST`): numbers of examples,
+int32 and text. They would be copied back, and each copy back waits for all computations of the device.
 
-The host's element comes first. TensorFlow hands an error to the queue whose turn it is and goes on with the next
-element, so whoever looks at the host's queue first never pairs parts of two batches.
+The host's element comes first. TensorFlow hands an error to the queue whose turn it is, and goes on with the next
+element. So code that reads the host's queue first never joins parts of two batches.
 
 Private names, read in TensorFlow 2.21.0: `OwnedMultiDeviceIterator`, `_device_iterators`, its iterator of each device,
 and what `tf_data` explains. `tf.__internal__.CompositeTensor` lets a function take such an iterator.
@@ -29,14 +29,14 @@ _NOWHERE = -1
 class Ahead(NamedTuple):
     """The devices that hold parts of batches ahead of their steps, and the number of these batches."""
 
-    devices: tuple[str, ...]  # of each part
+    devices: tuple[str, ...]  # the device of each part
     batches: int
 
 
 class Division(NamedTuple):
-    """The device of each tensor of an element, by its number; -1 for a tensor that stays on the host.
+    """The number of the device for each tensor of an element; -1 for a tensor that stays on the host.
 
-    Devices have equally many tensors of the same types, in the same order.
+    All devices have the same number of tensors, with the same types in the same order.
     """
 
     specs: tuple[tf.TensorSpec, ...]
@@ -44,9 +44,9 @@ class Division(NamedTuple):
 
     @classmethod
     def of(cls, host: Sequence[tf.TypeSpec], parts: Sequence[Sequence[tf.TypeSpec]]) -> "Division | None":
-        """Divide an element that has tensors for the host first and then those of each part.
+        """Divide an element that has the tensors for the host first, and then those of each part.
 
-        None where nothing travels, or where a tensor is ragged, sparse or of unknown rank.
+        Return None if no tensor travels, or if a tensor is ragged, sparse or of unknown rank.
         """
         specs = (*host, *(spec for part in parts for spec in part))
         if not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
@@ -58,7 +58,7 @@ class Division(NamedTuple):
         return None if all(place == _NOWHERE for place in places) else cls(specs, places)
 
     def elements(self, tensors: Sequence[Any], devices: int) -> list[tuple[Any, ...]]:
-        """The element of the host, and that of each device: all of one structure, with nothing where another has it."""
+        """Return the elements of the host and of each device: all of one structure, with placeholders for the rest."""
         on_host = self._at(_NOWHERE, tensors)
         like = self._at(0, self.specs)
         no_host = [_nothing(spec) for spec in self._at(_NOWHERE, self.specs)]
@@ -66,7 +66,7 @@ class Division(NamedTuple):
         return [host, *((*no_host, *self._at(device, tensors)) for device in range(devices))]
 
     def joined(self, elements: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-        """The tensors of a batch, from the element of the host and that of each device."""
+        """Return the tensors of a batch, given the elements of the host and of each device."""
         of_host = self.places.count(_NOWHERE)
         left = {_NOWHERE: iter(elements[0][:of_host])}
         left |= {device: iter(element[of_host:]) for device, element in enumerate(elements[1:])}
@@ -85,13 +85,13 @@ def _travels(spec: tf.TensorSpec) -> bool:
 
 
 def _nothing(spec: tf.TensorSpec) -> Any:
-    """A placeholder for a tensor of this spec on a device that does not have it; without bytes where possible."""
+    """Return a placeholder, without bytes if possible, for a tensor of this spec that the device does not have."""
     shape = [0, *(0 if size is None else size for size in spec.shape[1:])] if spec.shape.rank else []
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
 class DeviceIterator(tf.__internal__.CompositeTensor, tf_data.Released):
-    """An iterator over batches of which the next ones lie in the memory of devices; see `iterator`."""
+    """An iterator over batches that copies the next ones into the memory of devices; see `iterator`."""
 
     def __init__(
         self, shards: Any, division: Division, devices: tuple[str, ...], find: Callable[[str], Exception | None]
@@ -110,7 +110,7 @@ class DeviceIterator(tf.__internal__.CompositeTensor, tf_data.Released):
             raise StopIteration
         with tf_data.raising(self._find):
             if self._error is not None:
-                raise self._error  # the queues of devices may be at another batch now
+                raise self._error  # after an error the queues of devices may be at different batches
             try:
                 return self._division.joined([self._taken(number) for number in range(1 + len(self._devices))])
             except tf.errors.OutOfRangeError:
@@ -120,7 +120,7 @@ class DeviceIterator(tf.__internal__.CompositeTensor, tf_data.Released):
                 raise
 
     def get_next_as_optional(self) -> Any:
-        """In a graph, what stays on the host of the next batch, an optional; `value_of` adds the rest."""
+        """Return the host's tensors of the next batch as an optional in a graph; `value_of` adds those of devices."""
         with tf.device(_HOST_DEVICE):
             return self._shards._device_iterators[0].get_next_as_optional()
 
@@ -177,7 +177,7 @@ class _DeviceIteratorSpec(tf.TypeSpec):
 def iterator(
     dataset: tf.data.Dataset, division: Division, ahead: Ahead, find: Callable[[str], Exception | None]
 ) -> DeviceIterator:
-    """An iterator over a dataset of flat elements that copies the next ones ahead; ``find`` is as in `tf_data`."""
+    """Return an iterator over a dataset of flat elements that copies the next ones ahead; ``find`` as in `tf_data`."""
     count = len(ahead.devices)
 
     @tf.autograph.experimental.do_not_convert
@@ -196,5 +196,5 @@ def iterator(
 
 
 def value_of(elements: Any, batch: Any) -> tuple[Any, ...]:
-    """The tensors of a batch in a graph, which an iterator of any kind has given as an optional."""
+    """Return the tensors of a batch in a graph, given the optional that an iterator of any kind has returned."""
     return elements.value_of(batch) if isinstance(elements, DeviceIterator) else batch.get_value()

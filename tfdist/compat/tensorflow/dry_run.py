@@ -1,6 +1,6 @@
-"""Running a step for its results alone: outside of every strategy, if it changes nothing.
+"""Checks that a step can be run for its results alone, outside of every strategy, because it changes nothing.
 
-Private names, read in TensorFlow 2.21.0: `op_def_registry`: which operations have a state.
+Private names, read in TensorFlow 2.21.0: `op_def_registry`, which knows the operations that have a state.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-# They have a state, and leave none behind that is read.
+# Operations that have a state, but leave nothing behind that is read later.
 _HARMLESS = {"Assert", "Case", "HashTableV2", "If", "PartitionedCall", "Placeholder", "PrintV2", "ReadVariableOp"}
 _HARMLESS |= {"ResourceGather", "ResourceGatherNd", "StatefulPartitionedCall", "VarHandleOp", "VariableShape", "While"}
 _COLLECTIVES = ("Collective", "Horovod", "Tfdist")
@@ -39,7 +39,7 @@ def changes(types: set[str], *, meets_others: bool) -> str | None:
 
 
 def relaxed(value: Any) -> tf.TypeSpec:
-    """Return the spec of a tensor with any number of rows; of what is no tensor of rows, its own."""
+    """Return the spec of a value, with an unknown number of rows if it is a tensor with rows."""
     spec = tf.type_spec_from_value(value)
     if not getattr(spec, "shape", tf.TensorShape([])).rank:
         return spec

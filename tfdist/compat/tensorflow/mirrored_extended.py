@@ -2,12 +2,12 @@
 
 Private names, read in TensorFlow 2.21.0:
 
-- `MirroredExtended`, `CollectiveAllReduceExtended`: the classes that do a strategy's work; no public class can change
-  how replicas communicate
+- `MirroredExtended`, `CollectiveAllReduceExtended`: the classes behind a strategy; no public class can change how
+  replicas communicate
 - `_use_merge_call`: chooses between stopping every replica's trace at a reduction ("merge call", illegal inside
-  `tf.cond` and `tf.while_loop`) and a collective in each replica. TensorFlow takes the second only for GPUs under XLA.
-  It is right everywhere, and accumulation, moving averages and loss scaling need it, because they reduce in a condition
-- `merge_call_interim`: the module through which Keras' optimizers ask for `_use_merge_call`
+  `tf.cond` and `tf.while_loop`) and a collective in each replica. TensorFlow chooses the collective only for GPUs under
+  XLA. It is right everywhere, and accumulation, moving averages and loss scaling need it: they reduce in a condition
+- `merge_call_interim`: the module through which Keras' optimizers call `_use_merge_call`
 - `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
   `_collective_key_base`, `_initialize_local_devices`: see the methods
 - `autograph_artifact`: exempts a method from conversion; the public `do_not_convert` would exempt the function given to
@@ -42,23 +42,23 @@ from tfdist.compat.tensorflow.steps.replica_contexts import owned, packed, told
 from tfdist.compat.tensorflow.steps.replica_services import HasServices, Traced, services
 from tfdist.errors import UnsupportedError
 
-# A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
-# so a second strategy in a process reuses names that are already bound to other shapes, and every later collective
-# fails. Plain TensorFlow strategies start at 0; ours take blocks far above them, each its own.
+# The name of a collective is (group key, instance key). TensorFlow numbers groups from the same start in every
+# strategy. So a second strategy in a process reuses names that are already bound to other shapes, and every later
+# collective fails. Plain TensorFlow strategies start at 0. Each of ours takes a block of its own, far above them.
 _KEYS_PER_STRATEGY = 1_000_000
 _KEYS_PER_WORKER = 1_000
 
-# What collectives carry on every kind of device.
+# The dtypes that collectives carry on every kind of device.
 _TRAVELS = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 _key_blocks = itertools.count(1)
 
-#: decorates a method that AutoGraph shall call as it is, and convert what it is given
+#: A decorator of methods that AutoGraph does not convert, although it converts the functions passed to them.
 not_converted = autograph_artifact
 
 
 def local_devices(kinds: tuple[str, ...]) -> list[str]:
-    """Return the names of this process's devices of these kinds, in order; TensorFlow lists those of all workers."""
+    """Return the names of this process's devices of these kinds, in order, without those of other workers."""
     specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
     mine = [spec for spec in specs if spec.device_type in kinds and (spec.task or 0) == this_task()]
     ordered = sorted(mine, key=lambda spec: (kinds.index(spec.device_type), spec.device_index))
@@ -71,7 +71,7 @@ def abort_collectives(message: str) -> None:
 
 
 def cluster_of_this_process() -> list[str] | None:
-    """Return the addresses of the workers among which this process's collectives run, or None before there are any."""
+    """Return the addresses of the workers between which this process's collectives run; None before there are any."""
     server = context.context()._collective_ops_server_def
     if server is None:
         return None
@@ -85,18 +85,18 @@ def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bo
 
 
 def new_group_key(*, within_worker: bool) -> int:
-    """Return the first of a block of unused collective group keys; all workers draw in the same order."""
+    """Return the first of a block of unused collective group keys. All workers must call this in the same order."""
     base = next(_key_blocks) * _KEYS_PER_STRATEGY
     return base + (1 + this_task()) * _KEYS_PER_WORKER if within_worker else base
 
 
 def this_task() -> int:
-    """Return the index of this process in its cluster, 0 without one."""
+    """Return the index of this process in its cluster; 0 without a cluster."""
     return tf.DeviceSpec.from_string(device_util.canonicalize("/device:CPU:0")).task or 0
 
 
 def _optimizer_outside_replicas() -> bool:
-    """Tell whether an optimizer outside replicas asks for merge calls; reductions and merge calls ask too."""
+    """Return whether the caller is an optimizer outside of replicas; reductions and merge calls are other callers."""
     asker = next(keras_frames.frames(2, 1))
     return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
 
@@ -105,16 +105,16 @@ class ReduceInReplicas(HasServices):
     """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions."""
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all replicas, in their order, inside one of them; all of them call it."""
+        """Return the rows of all replicas, in their order; every replica must call this."""
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():  # replicas of this process run one after the other
             return replica_contexts.own_all_gather(replica_context, tensor)
-        if self.services.traced:  # its operations are in no order, so each needs a key of its own
+        if self.services.traced:  # operations of a graph have no order, so each needs a key of its own
             return self.services.traced[replica_context._replica_id].all_gather(tensor, label)
         return self.services.collectives[replica_context._replica_id].all_gather(tensor, key=label)
 
     def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the sum over replicas of any number of rows; TensorFlow's reductions keep their first shape."""
+        """Return the sum over replicas, also if the number of rows changes; TensorFlow's own reductions then fail."""
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():
             return replica_contexts.own_all_reduce(replica_context)(tf.distribute.ReduceOp.SUM, tensor)
@@ -123,7 +123,7 @@ class ReduceInReplicas(HasServices):
         return self.services.collectives[replica_context._replica_id].all_reduce([tensor], key=label)[0]
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows for this replica, one of each replica, in their order; all of them call it."""
+        """Return this replica's part of the rows of each replica, in their order; every replica must call this."""
         replica_context = tf.distribute.get_replica_context()
         mine = replica_context._replica_id
         if not tf.executing_eagerly() and self.services.traced:
@@ -133,7 +133,7 @@ class ReduceInReplicas(HasServices):
         return self.all_gather_in_replica(tensor, label)[index_here() :: replicas_here()]
 
     def reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
-        """Return a nest reduced by the services' `traced`, inside of a replica."""
+        """Return a nest, reduced inside of a replica by `services.traced`."""
         one = self.services.traced[tf.distribute.get_replica_context()._replica_id]
 
         def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
@@ -148,16 +148,16 @@ class ReduceInReplicas(HasServices):
         return results
 
     def update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
-        """Update a variable as TensorFlow does; the services are told of an optimizer's updates before.
+        """Update a variable as TensorFlow does; call `services.before_update` before an optimizer's update.
 
-        Those are not grouped, unlike those of `tf.Variable.assign`.
+        Updates of optimizers are not grouped, unlike those of `tf.Variable.assign`.
         """
         if not group:
             self.services.before_update()
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _packed_sums(self, reduce: Callable[..., Any], reduce_op: Any, value: Any, options: Any) -> Any:
-        """Return a nest reduced by TensorFlow's own packs, which it fills from the last value to the first."""
+        """Return a nest, reduced in packs by TensorFlow, which fills packs from the last value to the first."""
         sized = packed(options, self.services.bucket_bytes)
 
         def sums(flat: list[Any]) -> list[Any]:
@@ -168,7 +168,7 @@ class ReduceInReplicas(HasServices):
         return sparse_sums.reduced(value, lambda flat: self._rows_apart(flat, sums))
 
     def _rows_apart(self, flat: list[Any], sums: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Return sums over replicas: of rows of tables by the services' `rows`, of the others by a function."""
+        """Return sums over replicas: `services.rows` adds rows of tables, and a function adds other values."""
         of_rows = [isinstance(value, tf.IndexedSlices) for value in flat]
         if not any(of_rows) or not self.services.rows or tf.executing_eagerly():
             return sums(flat)
@@ -179,23 +179,23 @@ class ReduceInReplicas(HasServices):
         return [next(gathered if is_rows else summed) for is_rows in of_rows]
 
     def _use_merge_call(self) -> bool:
-        # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
-        # started: there the merge call is the only way, and conditions are Python's, which it does not mind. Outside of
-        # any replica there is no other to meet, and what an optimizer is given is for every copy.
+        # In eager mode the replicas' threads run one after the other, so a collective would wait for a replica that has
+        # not started. A merge call is the only way then, and it works, because conditions are Python's. Outside of
+        # replicas no other replica takes part, and an optimizer's arguments are for every copy.
         return bool(tf.executing_eagerly()) and not _optimizer_outside_replicas()
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        # Every replica assigns its own copy, also in a condition. Of the iterations that Keras counts "on the first
-        # replica only" all are equal; states of layers are put together in a step, not whole at each assignment.
+        # Every replica assigns its own copy, also in a condition. All copies of the iterations are equal, although
+        # Keras asks for the first replica's only. A step combines the states of layers, not each assignment.
         if kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and (
             keras_layers.creating_variable() or keras_optimizer.creating_variable()
         ):
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         self._container_strategy().on_variable()  # type: ignore[attr-defined]
         create = functools.partial(super()._create_variable, next_creator, **kwargs)  # type: ignore[misc]
-        # What a step makes when it is traced first, such as the slots of an optimizer: TensorFlow lifts the initial
-        # values out of the function, and cannot lift that of a second replica, which is the first one's value. So it
-        # is made outside of the function at once, which a callable that computes the value allows.
+        # The first trace of a step makes variables, such as the slots of an optimizer. TensorFlow lifts their initial
+        # values out of the function, but cannot lift that of a second replica, which is the first replica's value. So
+        # the variable is made outside of the function at once, if a callable computes the value.
         if not tf.inside_function() or not callable(kwargs.get("initial_value")):
             return _as_number(create())
         with tf.init_scope():
@@ -203,17 +203,17 @@ class ReduceInReplicas(HasServices):
 
 
 class MirroredReplicas(ReduceInReplicas, MirroredExtended):
-    """`MirroredExtended` whose replicas reduce by collectives; outside of replicas one device adds up and gathers.
+    """`MirroredExtended` whose replicas reduce by collectives. Outside of replicas one device adds and gathers.
 
-    A collective with unequal shapes breaks all collectives of the process for good, where an addition only fails. And
-    reductions between calls of `run` wait for no order of the collectives.
+    A collective with unequal shapes breaks all later collectives of the process, while an addition only fails. And
+    reductions between calls of `run` need no common order, as collectives do.
     """
 
     def __init__(self, container_strategy: Any, devices: list[str]) -> None:
         super().__init__(container_strategy, devices=devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
 
     def _get_cross_device_ops(self, value: Any) -> Any:
-        # TensorFlow takes collectives everywhere where it does without merge calls.
+        # TensorFlow uses collectives wherever it uses no merge calls.
         replica_context = tf.distribute.get_replica_context()
         inside = replica_context is not None and replica_context.strategy is self._container_strategy()
         return self._collective_ops if inside else self._cross_device_ops
@@ -229,9 +229,9 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
 
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
         self._replicas_per_worker = replicas_per_worker
-        # TensorFlow starts a server for every strategy, on the same port; starting it again under a running one is a
-        # race between workers that can end in a hang. Its health is watched by the coordination service from the
-        # first one on.
+        # TensorFlow starts a server for every strategy, on the same port. A second start under a running server is a
+        # race between workers that can end in a hang. The coordination service watches the workers' health from the
+        # first server on.
         self._std_server_started = context.context()._collective_ops_server_def is not None
         self._enable_check_health = not self._std_server_started
         if not self._std_server_started:
@@ -239,7 +239,7 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         super().__init__(container_strategy, **kwargs)
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
-        # TensorFlow takes all GPUs, or else exactly one CPU device, although a CPU can be split into logical devices.
+        # TensorFlow uses all GPUs, or else exactly one CPU device, although a CPU can be split into logical devices.
         del cluster_resolver
         gpus = context.num_gpus()
         kind = "GPU" if gpus else "CPU"
@@ -249,8 +249,8 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
     ) -> Callable[[], tf.Tensor]:
-        # TensorFlow broadcasts the chief's initial value of each variable, some milliseconds each. Slots of an
-        # optimizer begin with the same constants everywhere; its scalars (the learning rate) are as the user gave them.
+        # TensorFlow broadcasts the chief's initial value of each variable, which takes some milliseconds. An optimizer
+        # does not need that: its slots begin with constants, and its scalars, such as the learning rate, are arguments.
         optimizer = keras_optimizer.creating_variable()
         if replica_id == 0 and optimizer is not None:
             given = kwargs["initial_value"]
@@ -267,33 +267,33 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self.services.traced and not tf.executing_eagerly():
             return self.reduced_between(reduce_op, value, options)
-        # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
+        # TensorFlow applies the strategy's own options only in a merge call.
         options = self._communication_options.merge(options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
 
 
 def per_replica(replica_values: tuple[Any, ...]) -> Any:
-    """Return one nest whose leaves hold a value per local replica, as `strategy.run` hands them out."""
+    """Return one nest whose leaves hold a value for each local replica, as `strategy.run` returns them."""
     return distribute_utils.regroup(replica_values, values.PerReplica)
 
 
 def first_local_value(nest: Any) -> Any:
-    """Return the nest of the first local replica from a nest of per-replica values."""
+    """Return the first local replica's nest, given a nest of per-replica values."""
     return distribute_utils.select_replica(0, nest)
 
 
 def primary(variable: Any) -> Any:
-    """Return the copy of a variable on the first local replica: to read it needs no other replica, and no worker."""
+    """Return the copy of a variable on the first local replica, which can be read without other replicas."""
     return variable.values[0] if isinstance(variable, values.DistributedVariable) else variable
 
 
 def copies(variable: Any) -> list[Any]:
-    """Return the copies of a variable on this process's replicas, in their order; one that has none is its own."""
+    """Return the copies of a variable on this process's replicas, in their order; or the variable if it has none."""
     return list(variable.values) if isinstance(variable, values.DistributedVariable) else [variable]
 
 
 def equalise_copies(variable: Any) -> None:
-    """Give the copies of a variable on this process's replicas the value of the first one, eagerly."""
+    """Assign the value of the first copy of a variable to the others of this process, in eager mode."""
     if isinstance(variable, values.MirroredVariable):
         first, *others = variable.values
         for other in others:
@@ -301,14 +301,14 @@ def equalise_copies(variable: Any) -> None:
 
 
 def values_of_copies(variable: Any) -> list[Any]:
-    """Return the value of each local copy of a variable, summed if copies are added up. All workers call it."""
+    """Return the value of each local copy of a variable, or the sum if copies are added. All workers must call this."""
     if isinstance(variable, values.SyncOnReadVariable):
         return [tf.convert_to_tensor(variable)]
     return [tf.convert_to_tensor(copy) for copy in copies(variable)]
 
 
 def assign_locally(variable: Any, value: tf.Tensor) -> None:
-    """Set every local copy of a variable; where replicas add up, the first replica gets the value and others zero."""
+    """Set every local copy of a variable. If copies are added up, the first one gets the value and the others zero."""
     if not isinstance(variable, values.SyncOnReadVariable):
         variable.assign(value)
         return
@@ -324,24 +324,24 @@ def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bo
 
 
 def is_own(strategy: tf.distribute.Strategy) -> bool:
-    """True for a strategy that was made, False for TensorFlow's default."""
+    """Return whether a strategy was made by the user; False for TensorFlow's default strategy."""
     return strategy is not distribute_lib._get_default_strategy()
 
 
 def local_values(strategy: tf.distribute.Strategy, nest: Any) -> list[Any]:
-    """Return the nest of each local replica from a nest of per-replica values."""
+    """Return the nest of each local replica, given a nest of per-replica values."""
     count = len(strategy.extended.worker_devices)
     return [distribute_utils.select_replica(index, nest) for index in range(count)]
 
 
 def replica_index() -> int:
-    """Return the number, in the whole group, of the replica whose step is being traced: a Python int."""
+    """Return the number, in the whole group, of the replica that is being traced, as a Python int."""
     replica_context = tf.distribute.get_replica_context()
     return int(replica_context._replica_id_in_sync_group)
 
 
 def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[Any]]:
-    """Return a reduction over replicas without a gradient, with results one by one."""
+    """Return a function that reduces a list of values over replicas, without a gradient."""
     extended = replica_context.strategy.extended
     if extended._use_merge_call():
         return replica_contexts.own_all_reduce(replica_context)
@@ -349,30 +349,30 @@ def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[
 
 
 def local_replica(strategy: tf.distribute.Strategy) -> int | None:
-    """Return which of this process's replicas runs or is traced in this thread; None outside of them."""
+    """Return the number of the local replica that runs or is traced in this thread; None outside of replicas."""
     replica_context = tf.distribute.get_replica_context()
     return None if replica_context is None or replica_context.strategy is not strategy else replica_context._replica_id
 
 
 def slices_of_replicas(extended: Any) -> list[int]:
-    """Return which of this process's slices of a batch each of its replicas has; several may have the same."""
+    """Return the number of the local slice of a batch that each local replica has; replicas may share a slice."""
     numbers = [int(extended._get_replica_id_in_sync_group(index)) for index in range(len(extended.worker_devices))]
     return [number - numbers[0] for number in numbers]
 
 
 def one_of_each(extended: Any) -> list[int]:
-    """Return the replicas of this process that have a slice of a batch which none before them has."""
+    """Return one local replica for each local slice of a batch."""
     slices = slices_of_replicas(extended)
     return [slices.index(each) for each in dict.fromkeys(slices)]
 
 
 def replica_count(strategy: tf.distribute.Strategy) -> int:
-    """Return the number of replicas over all workers, also inside a step (where the strategy says 1)."""
+    """Return the number of replicas of all workers, also inside a step, where the strategy itself says 1."""
     return int(strategy.extended._num_replicas_in_sync)
 
 
 def replicas_here() -> int:
-    """Return the number of replicas that take part in a reduction asked for here: 1 outside of any replica."""
+    """Return the number of replicas that take part in a reduction started here; 1 outside of replicas."""
     replica_context = tf.distribute.get_replica_context()
     if replica_context is None:
         return 1
@@ -381,26 +381,26 @@ def replicas_here() -> int:
 
 
 def index_here() -> int:
-    """Return the number, among those that take part in a reduction asked for here, of the replica being traced."""
+    """Return the index of the replica being traced among those that take part in a reduction started here."""
     replica_context = tf.distribute.get_replica_context()
     own = services(replica_context.strategy)
     return own.traced[replica_context._replica_id].rank if own.is_apart else replica_index()
 
 
 def traced_here() -> Traced | None:
-    """Return the collective that reduces inside the replica being traced; None: TensorFlow's own reductions do."""
+    """Return the collective that reduces inside the replica being traced; None for TensorFlow's own reductions."""
     replica_context = tf.distribute.get_replica_context()
     traced = services(replica_context.strategy).traced
     return traced[replica_context._replica_id] if traced and not tf.executing_eagerly() else None
 
 
 def bucket_bytes_here() -> int:
-    """Return the number of bytes that the strategy in scope reduces together; 0 if it has none."""
+    """Return the number of bytes that the strategy in scope reduces together; 0 if it sets none."""
     return services(tf.distribute.get_strategy()).bucket_bytes
 
 
 def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
-    """Return the rows that all replicas computed, in the order of the replicas, on every worker."""
+    """Return the rows of all replicas, in the order of the replicas, on every worker."""
     every = local_values(strategy, nest)
     replicas = [every[index] for index in one_of_each(strategy.extended)]
     if strategy.extended._in_multi_worker_mode():
@@ -426,7 +426,7 @@ def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
 
 
 def _as_number(variable: Any) -> Any:
-    """Let one variable be converted as the number or the array that it holds; return it."""
+    """Let a variable be converted to the number or the array that it holds; return the variable."""
     if isinstance(variable, values.DistributedVariable) and not isinstance(variable, _Number):
         kind: Any = type(variable)
         variable.__class__ = _numeric_kind(kind)
@@ -434,7 +434,7 @@ def _as_number(variable: Any) -> Any:
 
 
 class _Number:
-    """The conversions of a `tf.Variable` of one device; Python looks for none of them in `__getattr__`."""
+    """The conversions that a `tf.Variable` of one device has; Python does not find them by `__getattr__`."""
 
     def __float__(self) -> float:
         return float(self.numpy())  # type: ignore[attr-defined]

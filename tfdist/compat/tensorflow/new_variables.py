@@ -1,9 +1,9 @@
-"""New variables: their shapes and initial values, and variables that live for one step on the device that computes it.
+"""The shapes and initial values of new variables, and variables that live for one step on the computing device.
 
 Private names, read in TensorFlow 2.21.0: `CheckpointInitialValue`, the initial value from a checkpoint that was loaded
 first; `BaseResourceVariable`, a variable around a handle, since `tf.Variable` makes one handle for all calls of a
 function; `context.anonymous_name`, which gives each call its own resource. Of Keras 3.15.1: `Variable._shape` and
-`_dtype`, before it has a value.
+`_dtype`, for a variable without a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from tfdist.compat.keras import keras_variables
 
 
 def shape_of_new_variable(value: Any, shape: Any, dtype: Any) -> tuple[tf.TensorShape | None, tf.DType]:
-    """Return shape and dtype of a variable that is being made, without making it; shape None: unknown."""
+    """Return the shape and dtype that a new variable will have; the shape is None if it is unknown."""
     if not callable(value):
         tensor = value if hasattr(value, "shape") and hasattr(value, "dtype") else tf.convert_to_tensor(value, dtype)
         return tf.TensorShape(tensor.shape), tf.as_dtype(dtype or tensor.dtype)
@@ -30,7 +30,7 @@ def shape_of_new_variable(value: Any, shape: Any, dtype: Any) -> tuple[tf.Tensor
 
 
 def first_value(value: Any, dtype: Any) -> tf.Tensor:
-    """Return the value that a variable begins with, of what it is made from: a value, or a function that returns it."""
+    """Return the initial value of a variable, given a value or a function that returns one."""
     value = value() if callable(value) else value
     if isinstance(value, base.CheckpointInitialValue):
         value = value.wrapped_value
@@ -43,7 +43,7 @@ def chief_value(
     given: dict[str, Any],
     compare: Callable[[str, Sequence[int], tf.DType], None],
 ) -> Any:
-    """Return the chief's value by TensorFlow's broadcast, also in dtypes that it cannot send."""
+    """Return the chief's value by TensorFlow's broadcast, also for dtypes that TensorFlow cannot send."""
     path = keras_variables.path_of_new_variable(given.get("name") or "a variable")
 
     def made() -> tf.Tensor:
@@ -61,7 +61,7 @@ def chief_value(
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:
-    """Return a dtype that TensorFlow broadcasts and that has every value of this one; itself where there is none."""
+    """Return a dtype that TensorFlow can broadcast and that holds every value of this one; itself if there is none."""
     if dtype.is_integer and dtype.size < 4:
         return tf.int32
     if dtype == tf.uint32:
@@ -70,7 +70,7 @@ def _carrier(dtype: tf.DType) -> tf.DType:
 
 
 def for_step(like: Any, value: tf.Tensor) -> tf.Variable:
-    """Return a variable of this step that stands for another one, to tapes and to optimizers."""
+    """Return a variable for this step that stands in for another one, for tapes and optimizers."""
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=like.shape, shared_name=context.anonymous_name())
     if tf.executing_eagerly():
         data = handle_data_util.create_handle_data(tf.TensorShape(like.shape), value.dtype)
@@ -93,5 +93,5 @@ def for_step(like: Any, value: tf.Tensor) -> tf.Variable:
 
 
 def release(variable: tf.Variable) -> None:
-    """Free a variable of a step; what comes before in the function may still use it."""
+    """Free a variable of a step; earlier operations of the function may still use it."""
     tf.raw_ops.DestroyResourceOp(resource=variable.handle)

@@ -1,8 +1,8 @@
-"""A variable in parts on several parameter servers, for Keras layers and optimizers that do not know.
+"""A variable in parts on several parameter servers, for Keras layers and optimizers that are not aware of parts.
 
 TensorFlow's `ShardedVariable` has no handle, so Keras can neither differentiate by it nor update it. Here the tape
-treats reading the whole, or looking up rows, as a function of one handle. The optimizer updates part by part with the
-part's slots.
+treats reading the whole, or looking up rows, as a function of one handle. The optimizer updates one part after the
+other, each with its slots.
 
 Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`Variable._value`).
 """
@@ -16,8 +16,8 @@ from tensorflow.python.eager import record, tape
 
 from tfdist.compat.keras import keras_variables
 
-# A table up to this size is made whole and cut, so that it starts as on one device; a larger one is made in parts,
-# each from a seed of its own, because no machine may be able to hold it.
+# A table up to this size is made whole and then cut, so that it starts as on one device. A larger table is made in
+# parts, each from a seed of its own, because no machine may be able to hold the whole.
 WHOLE_BYTES = 256 << 20
 
 
@@ -50,7 +50,7 @@ def create(
 
 
 def _initial_part(initializer: Any, index: int, shape: list[int], dtype: tf.DType) -> tf.Tensor:
-    """Return the first values of one part; random ones from a seed that follows from the table's."""
+    """Return the initial values of one part; random values use a seed that is derived from the table's."""
     config = initializer.get_config() if hasattr(initializer, "get_config") else {}
     if isinstance(config.get("seed"), int):
         initializer = type(initializer).from_config(
@@ -60,7 +60,7 @@ def _initial_part(initializer: Any, index: int, shape: list[int], dtype: tf.DTyp
 
 
 class PartitionedVariable:
-    """One variable to Keras, a `tf.Variable` per part to the servers."""
+    """One variable for Keras, and a `tf.Variable` for each part on the servers."""
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False
@@ -81,7 +81,7 @@ class PartitionedVariable:
 
     @property
     def device(self) -> str:
-        """The first part's device."""
+        """The device of the first part."""
         return str(self.parts[0].device)
 
     @property
@@ -91,7 +91,7 @@ class PartitionedVariable:
 
     @property
     def name(self) -> str:
-        """The variable's name."""
+        """The name of the variable."""
         return str(self.parts[0].name)
 
     @property
@@ -114,16 +114,16 @@ class PartitionedVariable:
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """As of any variable."""
+        """The synchronization of every part."""
         return self.parts[0].synchronization
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """As of any variable."""
+        """The aggregation of every part."""
         return self.parts[0].aggregation
 
     def read_value(self) -> tf.Tensor:
-        """Return the whole, as one tensor on the device that asks."""
+        """Return the whole, as one tensor on the current device."""
         tape.variable_accessed(self)
         with record.stop_recording():
             whole = tf.concat([part.read_value() for part in self.parts], axis=0)
@@ -147,7 +147,7 @@ class PartitionedVariable:
         return self.read_value().numpy()
 
     def assign(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
-        """Give every part its rows of a value for the whole."""
+        """Assign to every part its rows of a value for the whole."""
         return self._each("assign", value)
 
     def assign_add(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
@@ -166,13 +166,13 @@ class PartitionedVariable:
         return self
 
     def bind(self, variables: Sequence[Any]) -> None:
-        """Say which Keras variables (this one and its slots) an optimizer updates together with it."""
+        """Register the Keras variables that an optimizer updates together: this one and its slots."""
         known = {id(variable): variable for variable in [*self._keras_variables, *variables]}
         others = (variable for variable in known.values() if keras_variables.value_of(variable) is not self)
         self._keras_variables = list(others)
 
     def focused(self) -> Iterator[tuple[int, tf.Variable]]:
-        """Yield each part; meanwhile the bound Keras variables have their values in that part alone."""
+        """Yield each part; meanwhile the bound Keras variables have the values of that part alone."""
         held = [(variable, variable._value) for variable in self._keras_variables]
         try:
             for index, part in enumerate(self.parts):
@@ -184,7 +184,7 @@ class PartitionedVariable:
                 variable._value = value
 
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Return rows, each from the part that has it; ``indices`` are int, shape (n,)."""
+        """Return rows, each from the part that has it; ``indices`` is an int tensor of shape (n,)."""
         del name
         which = tf.searchsorted(tf.constant(self.boundaries[1:-1], indices.dtype), indices, side="right")
         count = len(self.parts)
@@ -200,7 +200,7 @@ class PartitionedVariable:
 
 
 class PartitionedGradient:
-    """A gradient in the parts of its variable, each on the part's server, for optimizers that only update by it."""
+    """A gradient in the parts of its variable, each on the part's server; optimizers may only scale it and apply it."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = list(parts)
@@ -211,7 +211,7 @@ class PartitionedGradient:
 
 
 def rows_for(variable: PartitionedVariable, index: int, value: Any) -> Any:
-    """Return a part's rows of a value for the whole variable; what is not one is returned as it is."""
+    """Return a part's rows of a value for the whole variable; return any other value unchanged."""
     begin, end = variable.boundaries[index], variable.boundaries[index + 1]
     if isinstance(value, tf.IndexedSlices):
         mine = tf.where((value.indices >= begin) & (value.indices < end))[:, 0]
@@ -228,7 +228,7 @@ def rows_for(variable: PartitionedVariable, index: int, value: Any) -> Any:
 
 
 def lookup(variable: Any, ids: tf.Tensor) -> tf.Tensor:
-    """Rows of a variable on parameter servers: each distinct row travels once; the gradient has one per id."""
+    """Return rows of a variable on parameter servers. Each distinct row travels once; the gradient has a row per id."""
     flat = tf.reshape(ids, [-1])
     tape.variable_accessed(variable)
     with record.stop_recording():

@@ -1,7 +1,7 @@
-"""Repeats a few operations of a traced function in another one, on other values.
+"""Repetition of a few operations of a traced function in another function, on other values.
 
-Private names, read in TensorFlow 2.21.0: only a node's attribute `_class`, which names a neighbour that may be missing
-there.
+Private names, read in TensorFlow 2.21.0: only a node's attribute `_class`, which names another node that the other
+function may not have.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ import tensorflow as tf
 
 
 class Replay:
-    """The part of a traced function that makes some tensors, to be repeated elsewhere.
+    """The part of a traced function that computes some tensors, to be repeated elsewhere.
 
     Attributes:
-        depends: whether each output is made of the sources.
-        given: the other tensors that outputs are made of, whose values must be given too.
+        depends: for each output, whether it depends on the sources.
+        given: the other tensors on which outputs depend, whose values must be passed, too.
     """
 
     def __init__(self, outputs: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> None:
@@ -42,7 +42,7 @@ class Replay:
         self.given = [tensor for name, tensor in others.items() if self._constants[name] is None]
         self._graph = tf.compat.v1.GraphDef()
         if nodes:
-            self._graph.CopyFrom(outputs[0].graph.as_graph_def())  # for its library of functions
+            self._graph.CopyFrom(outputs[0].graph.as_graph_def())  # copies the library of functions
             del self._graph.node[:]
         for operation in nodes:
             node = self._graph.node.add()
@@ -53,7 +53,7 @@ class Replay:
             node.input.extend(inputs)
 
     def __call__(self, sources: Sequence[tf.Tensor], given: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """Return the outputs made of these values, in the function being traced; None for those that do not depend."""
+        """Return the outputs for these values, in the function being traced; None for outputs without a source."""
         values = {
             tensor.name: value
             for tensor, value in [*zip(self._sources, sources, strict=True), *zip(self.given, given, strict=True)]
@@ -81,7 +81,7 @@ def _tensor_name(name: str) -> str:
 
 
 def _behind(sources: Sequence[tf.Tensor]) -> set[Any]:
-    """Return every operation that computes with one of these tensors, or with what was made of them."""
+    """Return every operation that depends on one of these tensors."""
     found: set[Any] = set()
     pending = list(sources)
     while pending:

@@ -1,7 +1,8 @@
-"""TensorFlow's mirrored strategy over processes that reduce by a collective of ours.
+"""TensorFlow's mirrored strategy over processes that reduce by a collective of tfdist.
 
-Private names, read in TensorFlow 2.21.0: `MirroredExtended` and its methods, called where their docstrings say; no
-public way brings another collective to a strategy. The counterpart in TensorFlow is `CollectiveAllReduceExtended`.
+Private names, read in TensorFlow 2.21.0: `MirroredExtended` and its methods, which override or call those of
+TensorFlow; no public way gives a strategy another collective. The counterpart in TensorFlow is
+`CollectiveAllReduceExtended`.
 """
 
 import functools
@@ -30,9 +31,9 @@ _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
 class RingReplicas(ReduceInReplicas, MirroredExtended):
-    """`MirroredExtended` whose replicas are those of all processes.
+    """`MirroredExtended` with the replicas of all processes.
 
-    Replicas of one process reduce by TensorFlow's collectives; the first of them exchanges the sum with other
+    Replicas of one process reduce by TensorFlow's collectives. The first of them exchanges the sum with other
     processes.
     """
 
@@ -50,7 +51,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         self.services = services
         super().__init__(container_strategy, devices=list(devices))
 
-    # Who there is.
+    # Replicas and processes.
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -67,12 +68,12 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     @property
     def _task_id(self) -> int:
-        """The number of this process, by which others name files that only it writes, as TensorFlow's guide does."""
+        """The number of this process; users' code may name the files of a process by it, as TensorFlow's guide does."""
         return int(self._collective.rank)
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every process traces for itself."""
+        """Whether every process traces its own functions."""
         return True
 
     @property
@@ -85,7 +86,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         """Whether this process writes summaries."""
         return self._collective.rank == 0
 
-    # Variables: every process starts from the first one's value.
+    # Variables: every process starts from the value of the first process.
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
@@ -121,7 +122,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return reduced_by(sums, reduce_op, value, replicas=self._num_replicas_in_sync, **told(options))
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all replicas: those of each process go from its first replica to the other processes."""
+        """Return the rows of all replicas; the first replica of each process exchanges them with other processes."""
         if tf.executing_eagerly() or self.services.is_apart:
             return super().all_gather_in_replica(tensor, label)
         if len(self._devices) == 1:
@@ -130,7 +131,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return self._rows_of_first(lambda: self._collective.all_gather(rows, label), rows, label)
 
     def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the sum over replicas: that of each process goes from its first replica to the other processes."""
+        """Return the sum over replicas; the first replica of each process exchanges it with other processes."""
         if tf.executing_eagerly() or self.services.is_apart:
             return super().sum_in_replica(tensor, label)
         if len(self._devices) == 1:
@@ -139,7 +140,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return self._rows_of_first(lambda: self._collective.all_reduce([total], [label])[0], total, label)
 
     def _rows_of_first(self, between: Callable[[], tf.Tensor], local: tf.Tensor, label: str) -> tf.Tensor:
-        """Return on every replica of this process the rows that its first one has of all processes."""
+        """Return, on every replica of this process, the rows that its first replica has received from all processes."""
         if self._collective.size == 1:
             return local
         replica = tf.distribute.get_replica_context()._replica_id
@@ -147,7 +148,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return self.services.collectives[replica].all_gather(rows, key=f"{label} of all")
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows for this replica; with several replicas in a process they are taken of those of all."""
+        """Return the rows for this replica; several replicas of a process take them from the rows of all."""
         if self.services.is_apart:
             return super().all_to_all_in_replica(tensor, label)
         if not tf.executing_eagerly() and len(self._devices) == 1:
@@ -169,12 +170,12 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
     def _from_first_replica(
         self, made: Callable[[], list[Any]], nothing: Callable[[], list[Any]], options: Any
     ) -> list[Any]:
-        """Return on every replica of this process what its first one makes: the sum, to which others add nothing."""
+        """Return the first replica's values on every replica of this process, as a sum to which others add nothing."""
         is_first = tf.distribute.get_replica_context()._replica_id == 0
         return self._local_sums(made() if is_first else nothing(), options)
 
     def _local_sums(self, flat: list[Any], options: Any) -> list[Any]:
-        # A collective carries one dtype at a time.
+        # A collective carries one dtype.
         sums: list[Any] = [None] * len(flat)
         reduce = super()._replica_ctx_all_reduce
         for dtype in dict.fromkeys(value.dtype for value in flat):
@@ -205,7 +206,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return results
 
     def _sum_of_local(self, value: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Return what this process's replicas add up to, in a dtype that travels, and the way back."""
+        """Return the sum of this process's replicas in a dtype that can be sent, and a function that casts it back."""
         mine = one_of_each(self)
         parts = [value.values[index] if isinstance(value, values.DistributedValues) else value for index in mine]
         if isinstance(parts[0], tf.IndexedSlices):
@@ -224,7 +225,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
             gathered = self._collective.all_gather(tf.transpose(rows, order))
         return _handed_to(tf.transpose(gathered, tf.math.invert_permutation(order)), destinations)
 
-    # Input of loops of the user's own, as TensorFlow's multi-worker strategy shards it.
+    # Input of custom loops, sharded as in TensorFlow's multi-worker strategy.
 
     def _input_context(self) -> tf.distribute.InputContext:
         return tf.distribute.InputContext(

@@ -4,12 +4,12 @@ Private names, read in TensorFlow 2.21.0:
 
 - `context.context().update_server_def`, `_server_def`: bring a restarted task back into the cluster; TensorFlow's only
   caller is `ClusterCoordinator`, which repeats a half-applied closure on another worker
-- `OneDeviceExtended` and its methods: what Keras needs of a strategy's object
+- `OneDeviceExtended` and its methods: the members that Keras needs of a strategy
 - `executor`, `context.context().executor`: a thread's own executor; `EagerContext::SyncExecutors`, part of every remote
-  call, uses those of all threads without holding them
+  call, uses the executors of all threads without holding references to them
 - `context.async_wait`: raises errors of other tasks in the next caller that waits
 - `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only
-- the name scopes in `global_state` of Keras 3.15.1: which object is creating a variable
+- the name scopes in `global_state` of Keras 3.15.1: name the object that is creating a variable
 """
 
 import contextlib
@@ -44,19 +44,19 @@ def worker(index: int, kind: str = "CPU") -> str:
 
 
 def connect(chief: str, workers: Sequence[str], servers: Sequence[str]) -> None:
-    """Make this process the chief of a cluster whose other tasks run, or will; it waits for them."""
+    """Make this process the chief of a cluster, and wait until all other tasks run."""
     cluster = tf.train.ClusterSpec({"chief": [chief], "worker": list(workers), "ps": list(servers)})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    # Without device filters, under which a worker that was started anew never hears of the parameter servers.
+    # No device filters: with them, a restarted worker would never learn of the parameter servers.
     tf.config.experimental_connect_to_cluster(
         resolver, job_name="chief", task_index=0, protocol="grpc", make_master_device_default=False
     )
 
 
 def connected_cluster() -> dict[str, list[str]] | None:
-    """Return the addresses of every task by job, if this process is connected to a cluster."""
+    """Return the addresses of all tasks by job; None if this process is connected to no cluster."""
     definition = _definitions[0] if _definitions else context.context()._server_def
     if definition is None:
         return None
@@ -64,7 +64,7 @@ def connected_cluster() -> dict[str, list[str]] | None:
 
 
 def reconnect(workers: Sequence[str]) -> None:
-    """Connect anew to these workers only, which must all answer; call it while no parameter server is asked."""
+    """Connect again to these workers, which must all answer; call this while no parameter server is in use."""
     known = context.context()
     if not _definitions:
         _definitions.append(known._server_def)
@@ -77,12 +77,12 @@ def reconnect(workers: Sequence[str]) -> None:
     known.update_server_def(definition)
 
 
-#: the cluster that this process was connected to first, with all its tasks
+#: The cluster to which this process connected first, with all its tasks.
 _definitions: list[Any] = []
 
 
 def listens(address: str, timeout_seconds: float = 1.0) -> bool:
-    """True if a server listens at "host:port"."""
+    """Return whether a server listens at "host:port"."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
         return True
@@ -93,7 +93,7 @@ def is_loss(error: BaseException) -> bool:
     """Return whether an error may mean that a task has gone, rather than that the computation is wrong."""
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return True
-    # The context of a task that was started again is unknown to it.
+    # A restarted task does not know the context that it had before.
     text = str(error)
     remote = "/job:" in text or "context_id" in text or "GRPC" in text or "remote" in text.lower()
     return (
@@ -114,7 +114,7 @@ def is_loss(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def calls_on(device: str | None) -> Iterator[None]:
-    """Run what is inside on a device; where it fails, the thread can be used again. None changes nothing."""
+    """Run the block on a device, and let the thread be used again if the block fails; None changes nothing."""
     if device is None:
         yield
         return
@@ -128,7 +128,7 @@ def calls_on(device: str | None) -> Iterator[None]:
 
 
 def own_executor(*, fresh: bool = False) -> Any:
-    """Give this thread its own executor and return it: a hanging worker would block other threads in a shared one."""
+    """Give this thread its own executor and return it. In a shared one a hanging worker would block other threads."""
     mine = getattr(_threads, "executor", None)
     if mine is not None and fresh:
         if not _left:
@@ -141,16 +141,17 @@ def own_executor(*, fresh: bool = False) -> Any:
             mine = _idle.get_nowait()
         except queue.Empty:
             mine = executor.new_executor(enable_async=False)
-            # A call to another task waits for the executors of all threads, and may hold one that is being deleted:
-            # TensorFlow ends the process then. Those of one process are few, and live as long as it does.
+            # A call to another task waits for the executors of all threads. If one is being deleted, TensorFlow ends
+            # the process. So the few executors of a process are never deleted.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(mine))
-        # For good: to put the shared one back, as `executor_scope` does, TensorFlow waits for all that runs in it.
+        # The thread keeps its executor: to restore the shared one, as `executor_scope` does, TensorFlow waits for all
+        # operations in it.
         _threads.executor = context.context().executor = mine
     return mine
 
 
 def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
-    """Wait for each executor that was left, in turn, and let another thread have it."""
+    """Wait for each abandoned executor in turn, and offer it to other threads."""
     while True:
         left = executors.get()
         with contextlib.suppress(tf.errors.OpError):
@@ -160,7 +161,7 @@ def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
 
 
 def forget_failures(seconds: float = 5.0) -> None:
-    """Stop reports of failures on other tasks, which have been raised already."""
+    """Discard failures of other tasks that have been raised already, so that TensorFlow does not raise them again."""
 
     def forget() -> None:
         for _ in range(_MOST_FAILURES):
@@ -175,14 +176,14 @@ def forget_failures(seconds: float = 5.0) -> None:
     thread.join(seconds)
 
 
-_MOST_FAILURES = 100  # there may be one of each task
+_MOST_FAILURES = 100  # each task may have one
 _threads = threading.local()
 _left: list[queue.SimpleQueue[Any]] = []
 _idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error comes from asking while the process connects anew to another task."""
+    """Return whether an error comes from a call during a new connection to another task."""
     return isinstance(error, tf.errors.OpError) and "Primary device is not remote" in str(error)
 
 
@@ -194,7 +195,7 @@ def has_gpu(index: int) -> bool:
 
 @contextlib.contextmanager
 def where_the_data_is() -> Iterator[None]:
-    """Place traced operations on their first input's parameter server, else on the chief: only scalars travel."""
+    """Place traced operations on the parameter server of their first input, or on the chief; only scalars travel."""
     graph = tf.compat.v1.get_default_graph()
 
     def place(op: Any) -> str:
@@ -208,7 +209,7 @@ def where_the_data_is() -> Iterator[None]:
 
 
 def copy_of(variable: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Variable:
-    """Return a variable like this one, with its value, on the device that is current."""
+    """Return a copy of a variable, with its value, on the current device."""
     copy = tf.Variable(
         variable.read_value(),
         trainable=variable.trainable,
@@ -221,7 +222,7 @@ def copy_of(variable: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Varia
 
 
 class ServerVariables(OneDeviceExtended):
-    """The variables of a strategy whose chief holds small state itself and leaves the rest to parameter servers."""
+    """An extended strategy whose chief holds small state itself, and whose parameter servers hold other variables."""
 
     def __init__(self, container_strategy: Any, *, place: Callable[[str, tf.TensorShape, tf.DType], Any]) -> None:
         super().__init__(container_strategy, CHIEF)
@@ -235,7 +236,7 @@ class ServerVariables(OneDeviceExtended):
         reference = kwargs.pop("colocate_with", None)
         value = kwargs["initial_value"]
         shape, dtype = new_variables.shape_of_new_variable(value, kwargs.get("shape"), kwargs.get("dtype"))
-        # What metrics count, what optimizers count, the states of random numbers: small, and the chief's business.
+        # The chief holds small state: counts of metrics and optimizers, and the states of random numbers.
         counts = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         scalar = shape is not None and shape.rank == 0 and not kwargs.get("trainable", True)
         if shape is None or counts or scalar or isinstance(keras_variables.creator(), keras.random.SeedGenerator):
@@ -256,7 +257,7 @@ class ServerVariables(OneDeviceExtended):
         )
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        # Without a device: what runs where is for the caller to say.
+        # No device is set, because the caller decides where operations run.
         with distribute_lib.ReplicaContext(self._container_strategy(), replica_id_in_sync_group=0):
             return fn(*args, **kwargs)
 

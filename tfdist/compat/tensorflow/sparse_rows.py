@@ -1,9 +1,10 @@
-"""Classifies rows of a sparse gradient: one per example, equal on all replicas, or distinct on each.
+"""Classification of the rows of a sparse gradient: one per example, common to all replicas, or distinct on each.
 
 A table of positions is looked up by `arange(length)` for any batch. On one device its gradient has one row for each
-position, on N replicas N of each, which belong together. Indices from examples (words), or repeated for each example,
-are all there on one device too. Indices that a replica has made distinct, by `tf.unique` or as `range` of the longest
-text, exist once each on one device. What an index depends on is read off the graph while the gradient is traced.
+position. N replicas have N rows for each position, which belong together. Indices from examples (words), or repeated
+for each example, all occur on one device, too. Indices that a replica has made distinct, by `tf.unique` or as the
+`range` of the longest text, occur once each on one device. The graph shows, during tracing, on which inputs an index
+depends.
 
 Private names, read in TensorFlow 2.21.0: `FuncGraph.captures`, `FuncGraph.outer_graph`; `Graph._get_function` and its
 `AtomicFunction.graph`; `Graph._create_op_internal`; `EagerTensor`. The gradient of a lookup has the form of
@@ -21,44 +22,44 @@ import tensorflow as tf
 class RowKind(enum.Enum):
     """The form in which one device would have the rows that replicas look up."""
 
-    #: the rows of all replicas, one after the other
+    #: One device has the rows of all replicas, one after the other.
     OWN = "rows"
-    #: at each place the sum of the replicas' rows: their indices are alike
+    #: One device has the sum of the replicas' rows at each place; all replicas have the same indices.
     COMMON = "common"
-    #: for each index the sum of the replicas' rows: on a replica no index is there twice
+    #: One device has the sum of the replicas' rows for each index; a replica has no index twice.
     DISTINCT = "distinct"
 
 
-# Ops that hand on the elements of their first input, in order.
+# Ops that pass on the elements of their first input, in order.
 _HAND_ON = ("Identity", "StopGradient", "PreventGradient", "Cast", "Reshape", "ExpandDims", "Squeeze", "EnsureShape")
 
-# Ops whose values follow from the shape of an input alone.
+# Ops whose values depend only on the shape of an input.
 _OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "OnesLike", "ZerosLike")
 
 _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 
-# What hands out examples inside a function.
+# Ops that return examples inside a function.
 _INPUTS = ("IteratorGetNext", "OptionalGetValue", "IteratorGetNextSync")
 
-# Operations whose output has each element once, with the number of that output.
+# Ops with an output that has each element once, and the number of that output.
 _MAKE_DISTINCT = {
     **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Range"), 0),
-    # what makes the gradient of `tf.sparse.segment_sum` adds up rows of one index itself
+    # the gradient of `tf.sparse.segment_sum` adds up rows of one index itself
     **{f"SparseSegment{kind}GradV2": 1 for kind in ("Sum", "Mean", "SqrtN")},
 }
 
-# Operations that keep the elements of their first input apart, beside `_HAND_ON`; what pads does it for no example.
+# Further ops that keep elements of their first input distinct; added padding belongs to no example.
 _KEEP_DISTINCT = ("Neg", "Slice", "StridedSlice", "Pad", "PadV2", "TopKV2")
 
-# The names of operations behind which are rows of a kind.
+# The names of operations that mark rows of a kind.
 _MARKS = {kind: f"tfdist_kind_of_rows_{kind.value}" for kind in RowKind}
 
-# Stands for sizes that are known only when a step runs; no model has it.
+# A stand-in for sizes that are known only when a step runs; no model has this size.
 _SOME_SIZE = 9973
 
 
 def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.Tensor, RowKind]]:
-    """Tensors whose elements are the indices in order, each with its kind; eagerly, one part of one replica."""
+    """Divide indices into tensors, in order, each with its kind; in eager mode there is one tensor of kind OWN."""
     if _is_eager(indices):
         return [(indices, RowKind.OWN)]
     called = _called(indices)
@@ -68,7 +69,7 @@ def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.T
 
 
 def _judged(indices: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, tf.Tensor, RowKind]]:
-    """Return what indices are concatenated from, where it is made and where it comes into their graph, and its kind."""
+    """Return each input of a concatenation of indices, its counterpart in the graph of the indices, and its kind."""
     origins = _Origins()
 
     def kind(part: tf.Tensor, repeated: bool) -> RowKind:
@@ -86,7 +87,7 @@ def _judged(indices: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, t
 
 
 def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, RowKind]]:
-    """The parts of a call's result, classified inside the function; one part of a replica if sizes are unknown."""
+    """Return the parts of a call's result, classified inside the function; one of kind OWN if sizes are unknown."""
     if _called(inside) is not None:
         found = parts(inside, examples=examples)
         return [(indices, found[0][1] if len(found) == 1 else RowKind.OWN)]
@@ -101,7 +102,7 @@ def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) 
 
 
 def _size_outside(part: tf.Tensor, function: Any, call: tf.Operation) -> Any:
-    """Return the number of elements of a tensor in a called function, if its arguments (as of a backward pass) tell."""
+    """Return the number of elements of a tensor in a called function, if it is static or the tensor is an argument."""
     if (known := part.shape.num_elements()) is not None:
         return known
     while part.op.type in _HAND_ON:
@@ -111,7 +112,7 @@ def _size_outside(part: tf.Tensor, function: Any, call: tf.Operation) -> Any:
 
 
 def _is_distinct(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor is known to have no element twice."""
+    """Return whether a tensor certainly has no element twice."""
     while True:
         op, outer = tensor.op, _outside(tensor)
         if outer is not None and not _is_eager(outer):
@@ -129,14 +130,14 @@ def _is_distinct(tensor: tf.Tensor) -> bool:
 
 
 def _selects(places: tf.Tensor) -> bool:
-    """Return whether places, by which elements of a tensor are taken, name none twice: a mask, or an order."""
+    """Return whether places come from a mask or an order, so that they select no element twice."""
     while places.op.type in (*_HAND_ON, "StridedSlice"):
         places = places.op.inputs[0]
     return places.op.type in ("Where", "Range") or (places.op.type == "TopKV2" and places.value_index == 1)
 
 
 def _called(tensor: tf.Tensor) -> Any:
-    """Return what a tensor is in the function whose call returns it, or None where no call does."""
+    """Return the counterpart of a tensor inside the function whose call returns it, or None if no call does."""
     op = tensor.op
     if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
@@ -145,12 +146,12 @@ def _called(tensor: tf.Tensor) -> Any:
 
 
 def marked(indices: tf.Tensor, kind: RowKind) -> tf.Tensor:
-    """Return indices that are known to be of a kind, where the graph no longer tells that."""
+    """Mark indices as being of a kind that the graph does not show, and return them."""
     return tf.identity(indices, name=_MARKS[kind])
 
 
 def hands_on_common(tensor: Any) -> bool:
-    """Return whether a tensor has the elements of one that is marked as common to all replicas."""
+    """Return whether a tensor passes on the elements of one that is marked as common to all replicas."""
     if not isinstance(tensor, tf.Tensor) or _is_eager(tensor):
         return False
     while _marked(tensor.op) is not RowKind.COMMON:
@@ -161,16 +162,16 @@ def hands_on_common(tensor: Any) -> bool:
 
 
 def _marked(op: tf.Operation) -> RowKind | None:
-    """Return the kind that an operation says its indices are of, or None."""
+    """Return the kind with which an operation marks its indices, or None."""
     return next((kind for kind, mark in _MARKS.items() if op.type == "Identity" and mark in op.name), None)
 
 
 def _concatenated(
     tensor: tf.Tensor, examples: int | None, repeated: bool = False, here: tf.Tensor | None = None
 ) -> Iterator[tuple[tf.Tensor, bool, tf.Tensor]]:
-    """Yield the inputs of a concatenation, whether each has a row per example, and its counterpart in its graph.
+    """Yield the inputs of a concatenation, whether each has a row per example, and the counterpart in its graph.
 
-    For batches of fixed size TensorFlow computes shapes in Python, and what is repeated per example is a constant.
+    For batches of fixed size TensorFlow computes shapes in Python, so a tensor repeated per example is constant.
     """
     sizes = _fixed_batch_sizes(tensor.graph) if examples is None else {examples} - {1}
     while True:
@@ -194,7 +195,7 @@ def _concatenated(
 
 
 def _counts_from_the_end(op: tf.Operation) -> bool:
-    """Return whether an op is what Keras looks up in the place of x: where(x < 0, x + rows, x)."""
+    """Return whether an op is Keras' conversion of negative indices: where(x < 0, x + rows, x)."""
     if op.type != "SelectV2":
         return False
     negative, counted, x = op.inputs
@@ -202,7 +203,7 @@ def _counts_from_the_end(op: tf.Operation) -> bool:
 
 
 def _fixed_batch_sizes(graph: Any) -> set[int]:
-    """Return the fixed numbers of examples, if they are more than one, of what the outermost function is given."""
+    """Return the fixed numbers of rows, above 1, of the inputs of the outermost function."""
     while _is_inside(graph):
         graph = graph.outer_graph
     given = [one for one in getattr(graph, "inputs", ()) if one.shape.rank and _outside(one) is None]
@@ -211,13 +212,13 @@ def _fixed_batch_sizes(graph: Any) -> set[int]:
 
 
 def _becomes_common(given: tf.Tensor) -> bool:
-    """Return whether an argument is an input that is marked as common to all replicas."""
+    """Return whether the function marks an argument as common to all replicas."""
     readers = [op for op in given.consumers() if op.type == "Identity"]
     return any(_marked(op) is RowKind.COMMON or _becomes_common(op.outputs[0]) for op in readers)
 
 
 def _is_inside(graph: Any) -> bool:
-    """Return whether a function stands in another one, as a branch of a condition does."""
+    """Return whether a graph belongs to a function inside another one, such as a branch of a condition."""
     return hasattr(getattr(graph, "outer_graph", None), "captures")
 
 
@@ -226,7 +227,7 @@ def _is_eager(tensor: Any) -> bool:
 
 
 def _outside(tensor: tf.Tensor) -> Any:
-    """Return what a tensor stands for in the function around, or None if it is no placeholder or an argument."""
+    """Return the counterpart of a captured tensor in the outer function, or None if the tensor is not captured."""
     if tensor.op.type != "Placeholder":
         return None
     captures = getattr(tensor.graph, "captures", ())
@@ -245,7 +246,7 @@ class _Origins:
         self._twins = _Twins()
 
     def are_common(self, tensor: tf.Tensor) -> bool | None:
-        """Return whether a value comes from a common input; None if it depends on the examples or their number."""
+        """Return whether a value depends on a common input; None if it depends on the examples or their number."""
         seen: set[Any] = set()
         ahead, is_of_input = [tensor], False
         while ahead:
@@ -261,7 +262,7 @@ class _Origins:
         return is_of_input
 
     def _hangs_on(self, tensor: tf.Tensor) -> list[tf.Tensor] | None:
-        """Return the tensors that must be common for this one to be common; None if it is not."""
+        """Return the tensors that must be common for this one to be common; None if it cannot be."""
         op = tensor.op
         if _marked(op) is RowKind.COMMON:
             return []
@@ -280,7 +281,7 @@ class _Origins:
 
 
 def _taken(sizes: list[Any], op: tf.Operation) -> list[Any]:
-    """Return the sizes that a slice takes from a shape; all of them where it is not a plain one."""
+    """Return the sizes that a slice takes from a shape; all sizes if the slice is not a simple one."""
     begin, end, strides = (_static(bound) for bound in op.inputs[1:])
     masks = {name: op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     if begin is None or end is None or strides is None or len(begin) != 1 or masks["ellipsis"] or masks["new_axis"]:
@@ -291,7 +292,7 @@ def _taken(sizes: list[Any], op: tf.Operation) -> list[Any]:
 
 
 def _is_only_read(handle: tf.Tensor) -> bool:
-    """Return whether the function has done nothing else to a variable so far: replicas begin a step with equal ones."""
+    """Return whether a step has only read a variable so far, so that its values are equal on all replicas."""
     while not any(op.type not in _READS for op in handle.consumers()):
         outer = _outside(handle)
         if outer is None or _is_eager(outer):
@@ -301,14 +302,14 @@ def _is_only_read(handle: tf.Tensor) -> bool:
 
 
 class _Twins:
-    """Twins of a graph's tensors with all sizes known but the number of examples, which static shapes ignore."""
+    """Copies of a graph's tensors in which all sizes but the number of examples are known."""
 
     def __init__(self) -> None:
         self._graph = tf.Graph()
         self._twins: dict[Any, tf.Tensor] = {}
 
     def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
-        """Return the shape of a tensor's twin."""
+        """Return the shape of a tensor's copy."""
         ahead = [tensor]
         while ahead:
             needed = [one for one in _needed(ahead[-1]) if one.ref() not in self._twins]
@@ -329,7 +330,7 @@ class _Twins:
             elif needed and op.type == "ResourceGather":
                 made = [_placeholder(tensor, needed[0].shape.concatenate(tensor.shape[op.inputs[1].shape.rank or 0 :]))]
             elif op.type == "GatherV2" and op.inputs[0].shape.rank == 1 and _static(op.inputs[1]):
-                # Sizes that a product of tensors picks by number; shape inference does not look through this op.
+                # A product of tensors selects sizes by number; shape inference does not look through this op.
                 made = [tf.stack([needed[0][place] for place in _static(op.inputs[1])])]
             elif not _is_copied(op):
                 made = [_placeholder(one, _shape_of_source(one)) for one in op.outputs]
@@ -339,7 +340,7 @@ class _Twins:
                 try:
                     copied = self._graph._create_op_internal(op.type, needed, types, attrs=attrs, op_def=op.op_def)
                     made = list(copied.outputs)
-                except (TypeError, ValueError, tf.errors.OpError):  # sizes that do not fit together
+                except (TypeError, ValueError, tf.errors.OpError):  # the sizes do not fit together
                     made = [_placeholder(one, tf.TensorShape(None)) for one in op.outputs]
         outputs = [tensor] if len(made) < len(op.outputs) else op.outputs
         for one, twin in zip(outputs, made, strict=True):
@@ -351,14 +352,14 @@ def _placeholder(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def _is_copied(op: tf.Operation) -> bool:
-    """Return whether the shapes of an op's outputs can be inferred from it alone."""
+    """Return whether the shapes of an op's outputs can be inferred from a copy of the op."""
     has_function = any(attr.HasField("func") or attr.list.func for attr in op.node_def.attr.values())
     opaque = any(one.dtype in (tf.resource, tf.variant) for one in (*op.inputs, *op.outputs))
     return op.type != "Placeholder" and not (op.op_def.is_stateful or has_function or opaque)
 
 
 def _needed(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Return the tensors whose twins have to be there first."""
+    """Return the tensors whose copies must be made first."""
     if _marked(tensor.op) is RowKind.COMMON:
         return []
     outer = _outside(tensor)
@@ -370,7 +371,7 @@ def _needed(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _shape_of_source(tensor: tf.Tensor) -> tf.TensorShape:
-    """Return the shape of a tensor from elsewhere, if only the number of examples (its first axis) is unknown."""
+    """Return the shape for the copy of a source; all axes of an input except the first get a known size."""
     shape, op = tensor.shape, tensor.op
     if not shape.rank or op.type == "ReadVariableOp" or _outside(tensor) is not None:
         return shape

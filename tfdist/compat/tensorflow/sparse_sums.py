@@ -1,8 +1,8 @@
 """Sums of sparse gradients over replicas: of rows of examples, of common rows, and of distinct rows.
 
 On one device the gradient of a lookup has a row for each index. Rows of examples are concatenated over replicas. Common
-rows (positions) are added up by place, since an index may occur several times, as in buckets of relative positions.
-Distinct rows are added up by index. As a tensor, each sum is the same.
+rows (positions) are added by place, since an index may occur several times, as in buckets of relative positions.
+Distinct rows are added by index. As dense tensors, all three sums are the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 
 
 def divided(gradient: tf.IndexedSlices) -> list[tuple[tf.IndexedSlices, RowKind]]:
-    """The rows of a gradient: of examples, of all replicas, and distinct ones, in the same order on all replicas."""
+    """Divide the rows of a gradient by their kind, in the same order on all replicas."""
     parts = sparse_rows.parts(gradient.indices)
     kinds = [kind for _, kind in parts]
     if set(kinds) == {RowKind.OWN} or gradient.dense_shape is None:
@@ -38,14 +38,14 @@ def divided(gradient: tf.IndexedSlices) -> list[tuple[tf.IndexedSlices, RowKind]
 
 
 def _counted(rows: tf.IndexedSlices, counts: list[int | None]) -> tf.IndexedSlices:
-    """Return rows whose number TensorFlow knows, if it is known."""
+    """Return the rows, with their number in the static shape if it is known."""
     total = None if None in counts else sum(filter(None, counts))
     values = tf.ensure_shape(rows.values, [total, *rows.values.shape[1:]])
     return tf.IndexedSlices(values, tf.ensure_shape(rows.indices, [total]), rows.dense_shape)
 
 
 def together(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Return all as one gradient."""
+    """Concatenate parts into one gradient."""
     if len(parts) == 1:
         return parts[0]
     values = tf.concat([part.values for part in parts], axis=0)
@@ -53,14 +53,14 @@ def together(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def by_index(rows: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Return the sums of rows of one index."""
+    """Add rows of the same index."""
     indices, places = tf.unique(rows.indices)
     values = tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, rows.dense_shape)
 
 
 def sums(values: list[Any], sum_of: Callable[[list[Any], list[int]], list[Any]]) -> list[Any]:
-    """Return sums over replicas, in which rows that are there once on one device are there once."""
+    """Return sums over replicas with the same rows that one device has."""
     plans = [_plan(value) for value in values]
     sent = [one for parts, _ in plans for one in parts]
     places = [place for place, (parts, _) in enumerate(plans) for _ in parts]
@@ -69,7 +69,7 @@ def sums(values: list[Any], sum_of: Callable[[list[Any], list[int]], list[Any]])
 
 
 def _plan(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return what is to be summed in the place of a value, and what makes its sum of those sums."""
+    """Return the tensors to sum instead of a value, and a function that makes the value's sum from their sums."""
     if not isinstance(value, tf.IndexedSlices):
         return [value], lambda arrived: arrived[0]
     ways = [_way(rows, kind) for rows, kind in divided(value)]
@@ -81,25 +81,25 @@ def _plan(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def _way(rows: tf.IndexedSlices, kind: RowKind) -> tuple[Any, Callable[[Any], tf.IndexedSlices]]:
-    """Return what is to be summed in the place of rows of a kind, and what makes their sum of that sum."""
+    """Return the tensor to sum instead of rows of a kind, and a function that makes the rows' sum from its sum."""
     if kind is RowKind.OWN:
         return rows, lambda total: total
     if kind is RowKind.DISTINCT:
         return rows, by_index
     if rows.values.shape[0] is not None:
         return rows.values, lambda total: tf.IndexedSlices(total, rows.indices, rows.dense_shape)
-    # How many there are may follow from the data, of which workers may have read their own: then a place travels too.
+    # The number of rows may depend on the data, which may differ between workers. So places travel with the rows.
     return _numbered(rows), lambda total: _by_number(total, rows.indices.dtype)
 
 
 def _numbered(rows: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Return rows whose indices tell their place too."""
+    """Return rows whose indices also encode their places."""
     places = tf.range(tf.size(rows.indices, tf.int64)) * tf.cast(rows.dense_shape[0], tf.int64)
     return tf.IndexedSlices(rows.values, places + tf.cast(rows.indices, tf.int64), rows.dense_shape)
 
 
 def _by_number(rows: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
-    """Return the sums of numbered rows of one place."""
+    """Add numbered rows of the same place."""
     height = tf.cast(rows.dense_shape[0], tf.int64)
     places, indices = rows.indices // height, rows.indices % height
     count = tf.reduce_max(tf.concat([places, [-1]], axis=0)) + 1
@@ -109,9 +109,9 @@ def _by_number(rows: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
 
 
 def reduced(value: Any, reduce: Callable[[list[Any]], list[Any]]) -> Any:
-    """Reduce a nest over replicas by a function for lists; common rows occur once.
+    """Reduce a nest over replicas by a function for lists; common rows occur once in the result.
 
-    Rows alone (`IndexedSlices` that scatter into a variable) are not classified: they are no gradients of an optimizer.
+    Bare `IndexedSlices`, which scatter into a variable, are not classified, because they are no gradients.
     """
     if isinstance(value, tf.IndexedSlices):
         return of_rows(reduce([as_rows(value)])[0], value)
@@ -132,14 +132,14 @@ def reduced_by(
     keep_duplicate_indices: bool,
     replicas: int,
 ) -> Any:
-    """Return a nest reduced over replicas by a collective that wants to know what it carries."""
+    """Return a nest, reduced over replicas by a collective that takes labels of the values."""
     flat = tf.nest.flatten(value)
     keep, names = keep_duplicate_indices, [""] * len(flat) if labels is None else list(labels)
 
     def sum_of(sent: list[Any], places: list[int]) -> list[Any]:
         return reduce(sent, [names[place] for place in places], keep)
 
-    # rows alone are what a variable is scattered with, and no gradients
+    # bare rows scatter into a variable, and are no gradients
     if keep and not isinstance(value, tf.IndexedSlices):
         totals = sums(flat, sum_of)
     else:
@@ -150,21 +150,21 @@ def reduced_by(
 
 
 def mean_of(total: Any, count: int) -> Any:
-    """Return the mean of which this is the sum, in its dtype."""
+    """Return the mean, given the sum, in the dtype of the sum."""
     if isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(mean_of(total.values, count), total.indices, total.dense_shape)
     return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
 
 
 def as_rows(value: Any) -> Any:
-    """Return a value as TensorFlow's collectives carry it: they gather rows of every 16 bits but bfloat16's."""
+    """Return a value in a dtype that TensorFlow's collectives carry: they cannot gather rows of bfloat16."""
     if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
         return value
     return tf.IndexedSlices(tf.bitcast(value.values, tf.float16), value.indices, value.dense_shape)
 
 
 def of_rows(total: Any, value: Any) -> Any:
-    """Return what has become of `as_rows` of a value, in the value's dtype."""
+    """Return the result of a collective on `as_rows` of a value, in the dtype of the value."""
     if total.dtype == value.dtype:
         return total
     return tf.IndexedSlices(tf.bitcast(total.values, value.dtype), total.indices, total.dense_shape)

@@ -1,7 +1,7 @@
-"""Tensors as arrays without a copy.
+"""Access to tensors as arrays without a copy.
 
-Private names, read in TensorFlow 2.21.0: `EagerTensor._numpy`, a view of a tensor's memory, which `numpy` copies (the
-public buffer protocol does not know bfloat16); `ResourceVariable`, a variable that is no strategy's collection of
+Private names, read in TensorFlow 2.21.0: `EagerTensor._numpy`, a view of a tensor's memory, while `numpy` copies (the
+public buffer protocol does not support bfloat16); `ResourceVariable`, a variable that is not a strategy's collection of
 copies.
 """
 
@@ -17,14 +17,15 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def held(value: Any) -> NDArray[Any]:
-    """Return the present value of a variable; the array keeps it when the variable changes."""
+    """Return the present value of a variable as an array, which does not change with the variable."""
     return _array(tf.convert_to_tensor(value))
 
 
 def holder(variables: Sequence[Any]) -> Callable[[], list[NDArray[Any]]]:
-    """Return a function that holds the present values of variables as `held` does, in a third of the time.
+    """Return a function that returns the present values of variables as `held` does, in a third of the time.
 
-    One TensorFlow call reads all variables of this process; those in parts or on parameter servers are read one by one.
+    One TensorFlow call reads all variables of this process. Variables in parts or on parameter servers are read one by
+    one.
     """
     are_near = [_is_near(variable) for variable in variables]
     near = list(itertools.compress(variables, are_near))
@@ -54,7 +55,7 @@ def _array(tensor: Any) -> NDArray[Any]:
 
 
 def as_dtype(array: NDArray[Any], dtype: str) -> tf.Tensor:
-    """Return an array as a tensor of the dtype that a variable has, which is the array's."""
+    """Return an array as a tensor of the given dtype, which its bytes have already."""
     if dtype == "bfloat16" and array.dtype != ml_dtypes.bfloat16:
         array = array.view(ml_dtypes.bfloat16)
     return tf.constant(array, tf.as_dtype(dtype))

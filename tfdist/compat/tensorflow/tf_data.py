@@ -1,15 +1,15 @@
-"""tf.data: sharding by files, elements without a value, and rows of several tensors as one.
+"""Helpers for tf.data: sharding by files, elements without a value, iterators that raise causes, and their end.
 
 Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which shards a pipeline's files, since `Dataset.shard`
 cannot reach them; `_dataset`, the source of an iterator. `OwnedIterator` makes and deletes an executor for each eager
-element, and another thread's remote call, which walks all executors, may find the deleted one: TensorFlow ends the
-process then ("Mutex corrupt"). So the operation is called without one, in two thirds of the time (`_iterator_resource`,
-`_flat_output_types`, `_flat_output_shapes`, `_element_spec`, `structure`).
+element. The remote call of another thread walks all executors, and may find the deleted one. TensorFlow then ends the
+process ("Mutex corrupt"). So the operation is called without an executor, in two thirds of the time
+(`_iterator_resource`, `_flat_output_types`, `_flat_output_shapes`, `_element_spec`, `structure`).
 
 A dataset that calls Python (`from_generator`, `py_function`) and works ahead has a thread that waits for the call.
-TensorFlow frees an iterator with its last reference and joins that thread. At the interpreter's end that deadlocks,
-because no other thread gets Python's lock. So `end` ends iterators earlier, in a thread without the lock: one is freed
-there or, while still referenced, given an empty dataset by `MakeIterator`.
+TensorFlow frees an iterator with its last reference, and joins that thread. At the interpreter's end that deadlocks,
+because no other thread gets Python's lock. So `end` ends iterators earlier, in a thread without the lock. The thread
+frees an iterator or, if it is still referenced, gives it an empty dataset by `MakeIterator`.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.data.util import structure
 
-_REFERENCES = 2  # that `sys.getrefcount` counts of what a local variable alone refers to
+_REFERENCES = 2  # the count of `sys.getrefcount` for an object that only one local variable refers to
 
 
 def shard_by_files(dataset: tf.data.Dataset, workers: int, index: int) -> tf.data.Dataset:
-    """Return the dataset read from every ``workers``-th file only."""
+    """Return the dataset, restricted to every ``workers``-th file."""
     return _AutoShardDataset(dataset, workers, index, num_replicas=None)
 
 
 def without_nones(spec: Any) -> Any:
-    """Return an element spec with a plain None where tf.data has a spec for None, and Keras' empty optional."""
+    """Return an element spec with None in place of tf.data's spec for None and of Keras' empty optional."""
     return tf.nest.map_structure(lambda s: None if _is_none(s) or isinstance(s, tf.OptionalSpec) else s, spec)
 
 
@@ -44,7 +44,7 @@ def _is_none(spec: Any) -> bool:
 
 
 def none_for_optionals(data: Any) -> Any:
-    """Return an element with None where Keras put an empty optional for "no value"."""
+    """Return an element with None in place of the empty optionals by which Keras marks a missing value."""
     return tf.nest.map_structure(
         lambda v: None if isinstance(v, tf.experimental.Optional) else v, data, expand_composites=False
     )
@@ -73,14 +73,14 @@ def joined(*rows: Any) -> Any:
 
 
 class Released:
-    """An iterator that is made of several of TensorFlow's, and knows how to end them."""
+    """An iterator that consists of several iterators of TensorFlow, and can end them."""
 
     def release(self) -> None:
-        """Let go of them."""
+        """Release the iterators."""
 
 
 class _Raising(OwnedIterator):
-    """An iterator that raises in eager code what a function finds behind TensorFlow's errors."""
+    """An iterator that raises, in eager code, the causes that a function finds for TensorFlow's errors."""
 
     def __init__(self, dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) -> None:
         super().__init__(dataset)
@@ -111,12 +111,12 @@ class _Raising(OwnedIterator):
 
 
 def iterator(dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) -> Any:
-    """A dataset's iterator that raises what ``find`` makes of an error's text; None keeps TensorFlow's error."""
+    """Return an iterator that raises the cause that ``find`` returns for an error's text, if it returns one."""
     return _Raising(dataset, find)
 
 
 def not_before_asked(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset, of which no element is made ahead before the first one is asked for."""
+    """Return the dataset with an option by which it makes no element before the first one is requested."""
     options = tf.data.Options()
     options.experimental_warm_start = False
     return dataset.with_options(options)
@@ -124,7 +124,7 @@ def not_before_asked(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def raising(find: Callable[[str], Exception | None]) -> Iterator[None]:
-    """Raise what a function finds behind an error of TensorFlow, instead of that."""
+    """Raise the cause that a function finds for an error of TensorFlow, in place of the error."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -135,7 +135,7 @@ def raising(find: Callable[[str], Exception | None]) -> Iterator[None]:
 
 
 def end(iterators: Iterable[Any], *, seconds: float) -> int:
-    """End iterators for good; return how many still wait for their generator in threads of their own."""
+    """End iterators for good; return the number of those that still wait for their generators, in threads."""
     deadline = time.monotonic() + seconds
     threads = [threading.Thread(target=_end, args=(one,), name="tfdist-end-input", daemon=True) for one in iterators]
     for thread in threads:
@@ -146,7 +146,7 @@ def end(iterators: Iterable[Any], *, seconds: float) -> int:
 
 
 def alive() -> list[Any]:
-    """Every iterator of a dataset in this process, wherever it was made."""
+    """Return every iterator of a dataset in this process, wherever it was made."""
     return [one for one in gc.get_objects() if issubclass(type(one), OwnedIterator | Released)]
 
 
@@ -156,11 +156,11 @@ def _end(iterator: Any) -> None:
         return
     dataset, resource = getattr(iterator, "_dataset", None), iterator._iterator_resource
     if resource is None or dataset is None or tf.is_symbolic_tensor(resource) or not _is_local(resource):
-        return  # it has ended, stands for another one, is part of a graph, or another process has it
+        return  # it has ended, wraps another iterator, is part of a graph, or belongs to another process
     if isinstance(iterator, _Raising):
         iterator._iterator_resource = None
         if sys.getrefcount(resource) == _REFERENCES:
-            return  # the last reference goes with this function
+            return  # the last reference ends with this function
     with contextlib.suppress(tf.errors.OpError), tf.device(resource.device):
         tf.raw_ops.MakeIterator(dataset=dataset.take(0)._variant_tensor, iterator=resource)
 
@@ -173,10 +173,10 @@ def _is_local(resource: tf.Tensor) -> bool:
 
 
 class Wrapped(tf.data.Dataset):
-    """A dataset with methods of its own that is another dataset to TensorFlow and Keras.
+    """A dataset with methods of its own, in place of which TensorFlow and Keras see another dataset.
 
-    The other one is made at first use, which takes tenths of a second; a strategy may not need it. Private names:
-    `_variant_tensor`, `_inputs`.
+    The other dataset is made at first use, because that takes tenths of a second and a strategy may not need it.
+    Private names: `_variant_tensor`, `_inputs`.
     """
 
     def __init__(self, make: Callable[[], tf.data.Dataset]) -> None:
@@ -187,7 +187,7 @@ class Wrapped(tf.data.Dataset):
     @property
     def wrapped(self) -> tf.data.Dataset:
         if self._made is None:
-            with tf.init_scope():  # also when a function that is being traced is the first to look
+            with tf.init_scope():  # also correct if the first use is in a function that is being traced
                 self._made = self._make()
         return self._made
 
@@ -203,7 +203,7 @@ class Wrapped(tf.data.Dataset):
         return self.wrapped.element_spec
 
 
-# Those that make a dataset of this one; a name that a version of TensorFlow does not have is left out.
+# Methods that derive a dataset from this one. Names that a version of TensorFlow does not have are left out.
 _TRANSFORMATIONS = (
     *("apply", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate", "filter", "flat_map"),
     *("group_by_window", "ignore_errors", "interleave", "map", "padded_batch", "prefetch", "ragged_batch", "rebatch"),
@@ -213,7 +213,7 @@ _TRANSFORMATIONS = (
 
 
 def _deriving(kind: type) -> type:
-    """Let what is made of a dataset of this class raise the errors that it raises."""
+    """Let datasets that are derived from one of this class raise the same errors."""
     for name in _TRANSFORMATIONS:
         plain = getattr(tf.data.Dataset, name, None)
         if plain is not None:
@@ -232,10 +232,10 @@ def _derivation(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @_deriving
 class Failing(Wrapped):
-    """A dataset that knows what is behind TensorFlow's errors; it raises that, and so does what is made of it."""
+    """A dataset that knows the causes of TensorFlow's errors, and raises them; so do datasets derived from it."""
 
     def failure(self, text: str) -> Exception | None:
-        """Return what an error of TensorFlow quotes, None where it quotes nothing that is known."""
+        """Return the exception that the text of TensorFlow's error quotes; None if it quotes no known one."""
         raise AssertionError("a subclass knows it")
 
     @property
@@ -250,7 +250,7 @@ class Failing(Wrapped):
             return self._iterated.reduce(initial_state, reduce_func, name)
 
     def cardinality(self) -> tf.Tensor:
-        if "keras" in sys.modules:  # the caller may be a `fit`, in whose graph the errors of reading arise
+        if "keras" in sys.modules:  # the caller may be `fit`, whose graph raises the errors of reading
             from tfdist.compat.keras import epochs as keras_epochs
 
             keras_epochs.take_steps_in(functools.partial(raising, self.failure))
@@ -261,7 +261,7 @@ class Failing(Wrapped):
 
 
 class _Derived(Failing):
-    """A dataset that TensorFlow made of a failing one."""
+    """A dataset that TensorFlow has derived from a `Failing` one."""
 
     def __init__(self, made: tf.data.Dataset, find: Callable[[str], Exception | None]) -> None:
         super().__init__(lambda: made)
@@ -273,12 +273,12 @@ class _Derived(Failing):
         return self._find(text)
 
 
-# By their names: the classes move between versions. An element of such a dataset is made of one element of its input.
+# Datasets that make each element from one element of their input; by name, because the classes move between versions.
 _ONE_TO_ONE = frozenset({"_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset"})
 
 
 def one_to_one_source(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the dataset that is mapped and prefetched here, each element to one; itself if none is."""
+    """Return the dataset before all transformations that make one element from one; itself if there is none."""
     while isinstance(dataset, _Derived) or type(dataset).__name__ in _ONE_TO_ONE:
         (dataset,) = dataset._inputs()
     return dataset

@@ -1,4 +1,4 @@
-"""The variables that the traced function uses, and whether it is a branch of another function.
+"""Questions about the function being traced: the variables that it uses, and the function that it is a branch of.
 
 Private names, read in TensorFlow 2.21.0: `FuncGraph` and its subclasses for conditions and loops;
 `get_read_write_resource_inputs`; `DistributedVariable._get_on_device_or_primary`; `experimental_acd_manager`, which
@@ -20,21 +20,21 @@ _CONTROL_FLOW = (CondBranchFuncGraph, WhileCondFuncGraph, WhileBodyFuncGraph)
 
 
 def assigned(variables: list[Any]) -> list[Any]:
-    """Return those Keras variables that the function being traced does more with than read; all of them eagerly."""
+    """Return the Keras variables that the function being traced does not only read; in eager mode, all of them."""
     if tf.executing_eagerly():
         return variables
     return [variable for variable, count in zip(variables, _assignments_of(variables), strict=True) if count]
 
 
 def assignments(variables: list[Any]) -> tuple[Any, int] | None:
-    """Return the function being traced and how often these Keras variables were assigned in it so far; None eagerly."""
+    """Return the function being traced, and the number of assignments to these Keras variables; None in eager mode."""
     if tf.executing_eagerly():
         return None
     return tf.compat.v1.get_default_graph(), sum(_assignments_of(variables))
 
 
 def handle_of(variable: tf.Variable) -> tf.Tensor | None:
-    """Return the handle of a variable's copy on this replica in the function being traced; None before it is used."""
+    """Return the handle, in the function being traced, of a variable's copy on this replica; None before its use."""
     return _captured(tf.compat.v1.get_default_graph()).get(id(_here(variable).handle))
 
 
@@ -49,7 +49,7 @@ def _assignments_of(variables: list[Any]) -> list[int]:
 
 
 def _uses_of(variables: list[Any]) -> list[tuple[Any, list[tf.Operation]]]:
-    """Return the handle of each variable's copy on this replica in the graph being traced, and what takes it."""
+    """Return the handle of each variable's copy on this replica, and its consumers, in the graph being traced."""
     graph = tf.compat.v1.get_default_graph()
     captured = _captured(graph)
     handles = [captured.get(id(_here(variable.value).handle)) for variable in variables]
@@ -57,28 +57,28 @@ def _uses_of(variables: list[Any]) -> list[tuple[Any, list[tf.Operation]]]:
 
 
 def _here(variable: Any) -> Any:
-    """Return this replica's copy of a variable, or the variable itself, where it stands for one of a step."""
+    """Return this replica's copy of a variable, or the variable itself if it has no copies."""
     return variable._get_on_device_or_primary() if hasattr(variable, "_get_on_device_or_primary") else variable
 
 
 def _is_read(op: tf.Operation, handle: tf.Tensor) -> bool:
-    """Return whether an operation does no more than read a variable; of what runs functions, whether those do not."""
+    """Return whether an operation only reads a variable, also inside of functions that it calls."""
     return handle in get_read_write_resource_inputs(op)[0]
 
 
 def independent(results: Any) -> Any:
-    """Let an operation with effects wait for its inputs alone, not for earlier effects; return its result."""
+    """Let an operation with effects wait only for its inputs, not for earlier effects; return its result."""
     if tf.executing_eagerly():
         return results
     first = results[0] if isinstance(results, (list, tuple)) else results
     operation = first if isinstance(first, tf.Operation) else first.op
-    if operation.graph.experimental_acd_manager is not None:  # a graph of TensorFlow 1 has none
+    if operation.graph.experimental_acd_manager is not None:  # a graph of TensorFlow 1 has no such manager
         operation.graph.experimental_acd_manager.run_independently(operation)
     return results
 
 
 def first_reads() -> list[tf.Tensor]:
-    """Return what the function being traced has read of variables of numbers that it was given, waiting for nothing."""
+    """Return the reads of floating-point variables in the function being traced that wait for no other operation."""
     graph = tf.compat.v1.get_default_graph()
     taken = [op for internal in _captured(graph).values() for op in internal.consumers()]
     found = [op.outputs[0] for op in taken if op.type == "ReadVariableOp" and not op.control_inputs]
@@ -95,7 +95,7 @@ def in_condition() -> bool:
 
 
 def within_control_flow(end: Any) -> list[Any]:
-    """Return the branches and loops that are being traced, innermost first, up to a function or to the graph `end`."""
+    """Return the branches and loops being traced, innermost first, up to a function or to the graph `end`."""
     graph, found = tf.compat.v1.get_default_graph(), []
     while isinstance(graph, _CONTROL_FLOW) and graph is not end:
         found.append(graph)
@@ -108,7 +108,7 @@ def is_loop(graph: Any) -> bool:
 
 
 def is_written(graph: Any, variable: Any) -> bool:
-    """Return whether what a graph has so far does more with a variable's copy on this replica than read it."""
+    """Return whether a graph so far does more with a variable's copy on this replica than read it."""
     handle = _captured(graph).get(id(variable._get_on_device_or_primary().handle))
     return handle is not None and not all(_is_read(op, handle) for op in handle.consumers())
 

@@ -1,4 +1,4 @@
-"""The examples of several directories as if they were in one: numbers run on from one to the next."""
+"""The examples of several directories, numbered as if they were in one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,14 +19,14 @@ _Ids = NDArray[np.int64]
 
 
 class Joined(Examples):
-    """Several directories one after the other.
+    """The examples of several directories, one directory after the other.
 
-    `is_uniform`: all are local TFRecord files of one schema and layout, so that their records are read alike.
+    `is_uniform` is True if all are local TFRecord files of one schema and layout, so that one reader fits all records.
     """
 
     def __init__(self, parts: Mapping[str, Examples], features: Sequence[str] = ()) -> None:
         self.parts = list(parts.values())
-        #: of the parts: paths, or names of the sources of a mixture
+        #: The names of the parts: paths, or the sources of a mixture.
         self.names = list(parts)
         schema = _joined_schema(parts, features)
         first = self.parts[0]
@@ -42,7 +42,7 @@ class Joined(Examples):
         self.storage = first.storage
         self.template = first.template if self.manifest.layout == FIXED else None
         self.begins = np.cumsum([0, *(shard.examples for shard in self.manifest.shards)], dtype=np.int64)
-        #: number of each directory's first example, and of all
+        #: The number of the first example of each directory, and then the number of all examples.
         self.firsts = np.cumsum([0, *map(len, self.parts)], dtype=np.int64)
         self._shards = np.cumsum([0, *(len(part.manifest.shards) for part in self.parts)], dtype=np.int64)
         self._columns: dict[str, NDArray[Any]] = {}
@@ -67,7 +67,7 @@ class Joined(Examples):
         yield from rows
 
     def by_part(self, ids: _Ids) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Each directory that has some of these examples, and the places of those."""
+        """Yield each directory that has some of these examples, with their places in ``ids``."""
         part = np.searchsorted(self.firsts, ids, side="right") - 1
         for place in np.unique(part).tolist():
             yield place, np.flatnonzero(part == place)
@@ -146,7 +146,7 @@ class _Bindings(Binding):
 
 
 def joined(parts: Mapping[str, Examples], features: Sequence[str] = ()) -> Examples:
-    """All examples of directories, which have names for messages; `features` are those that are kept."""
+    """Return the examples of all directories. Messages use the names of `parts`; only `features` are kept."""
     if not parts:
         raise ConfigError("directory is an empty list; pass at least one directory.", name="directory", received=[])
     return Joined(parts, features) if len(parts) > 1 or features else next(iter(parts.values()))

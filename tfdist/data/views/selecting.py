@@ -1,4 +1,4 @@
-"""Some of the examples of a source: by its parts' names, by number, by the values of features, or by a key's hash."""
+"""Selection of examples by the name of their source, by number, by values of features, or by the hash of a key."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ from tfdist.data.order.epoch_orders import mixed, round_keys
 from tfdist.data.reading.view import View, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
 
-_STEP = 4096  # examples that are looked at in one go
+_STEP = 4096  # examples read at a time
 _Ids = NDArray[np.int64]
 Condition = Callable[[NDArray[Any]], Any] | Collection[Any]
 
@@ -34,25 +34,25 @@ def select(
     part: str | None = None,
     key: str | None = None,
 ) -> View:
-    """Choose some of the examples of a source; nothing is copied, and each has its number and place.
+    """Choose some of the examples of a source. Nothing is copied, and each example keeps its number and place.
 
-    Conditions are applied together. A state of reading fits as long as the same examples are chosen.
+    An example must meet all conditions. A saved state of reading stays valid as long as the same examples are chosen.
 
     Args:
-        source: a directory, a list of them, or what `tfdist.data.open` or this function returned. With ``sources``
-            also what `tfdist.data.mix` returned.
-        sources: the names of the sources that count: those of a mixture, or the paths of a list of directories. The
-            examples of a mixture's sources are then each there once, without shares.
-        numbers: a slice, a range, or an array of numbers, each at most once; or of booleans, one for each example.
-        where: for features that are one number or one text: the values that count, or a function that takes the values
-            of all examples, an array ``[examples]``, and returns booleans.
-        parts: shares of parts by name, of 1 in all at most: ``{"train": 0.9, "test": 0.1}``. Which part an example is
-            in follows from the hash of its key alone. So the examples of a part stay in it when others are added.
-        part: the name of the part that is read.
-        key: the feature whose value is hashed, one integer or one text, such as a patient's number: all examples of one
-            value are in one part. Default: the whole record, so equal examples are in one part.
+        source: a directory, a list of directories, or the result of `tfdist.data.open` or of this function. With
+            ``sources`` it may also be the result of `tfdist.data.mix`.
+        sources: the names of the sources to keep: those of a mixture, or the paths of a list of directories. Each
+            example of a mixture's sources is then there once, and shares no longer apply.
+        numbers: a slice, a range or an array of numbers, each at most once; or an array of booleans, one per example.
+        where: conditions by the name of a feature that is one number or one text. A condition is a set of values to
+            keep, or a function that takes the values of all examples, an array ``[examples]``, and returns booleans.
+        parts: the shares of parts by name, with a sum of at most 1: ``{"train": 0.9, "test": 0.1}``. The hash of an
+            example's key alone decides its part, so examples stay in their part when others are added.
+        part: the name of the part to read.
+        key: the feature that is hashed, one integer or one text, such as the number of a patient. All examples with the
+            same value are in one part. Default: the whole record, so equal examples are in one part.
     Returns:
-        What `tfdist.data.read` and `tfdist.data.mix` take.
+        A view that `tfdist.data.read` and `tfdist.data.mix` accept.
     Raises:
         ConfigError: a feature is neither one number nor one text, a number is out of range, or no example is left.
 
@@ -92,7 +92,7 @@ def select(
 
 
 def _of_sources(view: View, sources: str | Collection[str]) -> View:
-    """The examples of these sources, without the shares of a mixture."""
+    """Return the examples of these sources, without the shares of a mixture."""
     several = view.examples.names if isinstance(view.examples, Joined) else [view.examples.url]
     names = several if view.mixture is None else list(view.mixture.sizes)
     wanted = [sources] if isinstance(sources, str) else sources
@@ -183,7 +183,7 @@ def _values(examples: Examples, name: str, argument: str) -> NDArray[Any]:
 
 
 def _key_hashes(examples: Examples, key: str | None) -> NDArray[np.float64]:
-    """A number in [0, 1) for each example, which follows from its key alone."""
+    """Return a number in [0, 1) for each example, which depends only on its key."""
     if key is None:
         return _unit(_checksums(examples))
     values = _values(examples, key, "key")
@@ -211,7 +211,7 @@ def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def _checksums(examples: Examples) -> NDArray[np.uint64]:
-    """The checksums of all records, which are behind their payloads; those of computed examples are computed."""
+    """Return the checksums of all records: read from behind the payloads, or computed if examples are computed."""
     if isinstance(examples, Joined):
         return np.concatenate([_checksums(part) for part in examples.parts])
     found = np.empty(len(examples), np.uint64)

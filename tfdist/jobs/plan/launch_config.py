@@ -1,4 +1,4 @@
-"""The request behind ``tfdist run``, valid once it exists."""
+"""The request behind ``tfdist run``. A request that exists is valid."""
 
 import os
 from collections.abc import Mapping
@@ -14,54 +14,55 @@ from tfdist.options import check, option
 from tfdist.validation import integer, shown, text
 from tfdist.variables import ALL_LOGS, COLLECTIVES, NO_WARM, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
 
-MAX_WORKERS = 1024  # on one host; more is a typing error
-COPY_BANDWIDTH = 64 << 20  # half of a link of 1 Gbit/s
+MAX_WORKERS = 1024  # the most on one host; a larger number is probably a typing error
+COPY_BANDWIDTH = 64 << 20  # half of a 1 Gbit/s link
 DAY_SECONDS = 86_400
-DEFAULT_SERVERS = 1  # parameter servers, where they are not counted
+DEFAULT_SERVERS = 1  # parameter servers if no number is given
 DEFAULT_RESTARTS = 3  # of a job with parameter servers
-MAX_RESTARTS = 10_000  # of one run; the same failure at the same step ends a job long before
+MAX_RESTARTS = 10_000  # of one run; a failure that repeats at the same step ends a job much earlier
 _SERVERS = "parameter_servers (--parameter-servers)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """A script and how many local workers run it.
+    """A script, and the workers that run it.
 
     Attributes:
         target: path of a Python script, or the name of a module.
-        is_module: whether ``target`` is a module, started as ``python -m`` does.
-        arguments: what the script gets after its name, untouched.
+        is_module: whether ``target`` is a module, which is started as ``python -m`` does.
+        arguments: the arguments of the script, passed on unchanged.
         workers: number of workers, at least 1.
-        shares: the parts of a batch that replicas take, such as "3,1"; None: equal ones.
-        parameter_servers: 0, and every worker runs the script; or as many are started, a chief runs the script, and
-            workers and parameter servers are tasks that serve it.
-        max_restarts: how often the workers are started again after a failure; with parameter servers, how often a
-            worker is, over all workers, and how often the job is as a whole.
-        min_workers: the job goes on with so many; by default with ``workers`` only.
-        max_workers: it can be asked for so many; by default for ``workers`` only.
-        hang_seconds: what a step may take at least before the workers count as hanging.
-        stall_seconds: what may take any other thing that they say they do.
-        exit_seconds: what threads and functions of `atexit` may take after the script has ended; then the process is
-            killed, and the script's exit code counts.
+        shares: the parts of a batch that replicas take, such as "3,1"; None: equal parts.
+        parameter_servers: number of parameter servers. With 0 every worker runs the script. Otherwise a chief runs it,
+            and workers and parameter servers are tasks that serve the chief.
+        max_restarts: how often the workers may be restarted after a failure. With parameter servers: how many restarts
+            of single workers are allowed in all, and how many of the whole job.
+        min_workers: the smallest number of workers with which the job continues; ``workers`` by default.
+        max_workers: the largest number of workers that can be requested; ``workers`` by default.
+        hang_seconds: the least time that a step may take before the workers count as hanging.
+        stall_seconds: the time that any other phase that a worker reports may take.
+        exit_seconds: the time that threads and functions of `atexit` may take after the script has ended. Then the
+            process is killed, and the script's exit code counts.
         standby: whether a second set of workers runs the script up to its first step, and takes over after a failure.
-        evict_stragglers: whether a worker that stays slow is replaced by a standby, or left out; with ``monitor``.
-        evict_seconds: for how long it must have been slow; for each eviction twice as long as for the one before.
-        event_file: where events are written as JSON lines, or None.
-        monitor: whether workers record what their steps are made of, and the agent says what the job is bound by.
-        trace: where the last steps of all workers are written at the end, as a chrome trace, or None; with ``monitor``.
-        exporters: what gets the job's figures while it runs, such as "tensorboard:logs"; with ``monitor``.
-        no_warm: whether to start workers anew even where a process of `tfdist warm` could fork them.
+        evict_stragglers: whether a worker that stays slow is replaced by a standby, or left out; needs ``monitor``.
+        evict_seconds: how long a worker must have been slow; the time doubles with each eviction.
+        event_file: file to which events are appended as JSON lines, or None.
+        monitor: whether workers record the parts of their steps, and the agent reports what limits the job.
+        trace: file to which the last steps of all workers are written as a chrome trace, or None; needs ``monitor``.
+        exporters: receivers of the job's figures while it runs, such as "tensorboard:logs"; needs ``monitor``.
+        no_warm: whether to start new worker processes even if a process of `tfdist warm` could fork them.
         all_logs: whether to show known log noise of TensorFlow, too.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
-        replicas_per_worker: devices that each worker uses, or None for all that it has.
-        gpus_per_worker: how many GPUs of its host each worker sees, none of them another's; None: each sees all.
-        grace_seconds: between the request to end and SIGKILL.
-        remote: the hosts on which the processes run, and how they are reached; None for this one.
-        copy_bandwidth: bytes a second that a host sends at most of its state to another's memory; 0: none.
-        environment: variables for all processes, on top of those of this one; what tfdist itself sets comes after them.
+        replicas_per_worker: devices that each worker uses; None: all of its devices.
+        gpus_per_worker: number of GPUs of its host that each worker has for itself; None: each worker sees all.
+        grace_seconds: time between the request to end and SIGKILL.
+        remote: the hosts on which the processes run, and the way to reach them; None: this host.
+        copy_bandwidth: the most bytes per second of its state that a host sends to the memory of another; 0: none.
+        environment: variables for all processes, added to those of this process; variables that tfdist sets take
+            precedence.
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: a value is invalid.
 
     Example:
         >>> LaunchConfig(target="train.py", workers=2).grace_seconds
@@ -73,7 +74,7 @@ class LaunchConfig:
     arguments: tuple[str, ...] = ()
     workers: int = option(
         1,
-        "Workers.  [default: 1, or as HOSTS have]",
+        "Number of workers.  [default: 1, or as HOSTS have]",
         flags=("-n", "--workers"),
         metavar="N",
         minimum=1,
@@ -81,7 +82,11 @@ class LaunchConfig:
         may_be_unset=True,
     )
     strategy: str | None = option(
-        None, "What tfdist.strategies.from_environment() returns.", kind=str, metavar="NAME", variable=STRATEGY.name
+        None,
+        "Strategy of tfdist.strategies.from_environment().",
+        kind=str,
+        metavar="NAME",
+        variable=STRATEGY.name,
     )
     replicas_per_worker: int | None = option(
         None,
@@ -98,7 +103,12 @@ class LaunchConfig:
         None, "GPUs of its host that each worker sees.", kind=int, metavar="G", minimum=0, is_hidden=True
     )
     grace_seconds: float = option(
-        10.0, "From the request to end to SIGKILL: 10.", metavar="S", minimum=0, maximum=DAY_SECONDS, is_hidden=True
+        10.0,
+        "Seconds from the request to end to SIGKILL: 10.",
+        metavar="S",
+        minimum=0,
+        maximum=DAY_SECONDS,
+        is_hidden=True,
     )
     parameter_servers: int = option(
         0,
@@ -110,20 +120,20 @@ class LaunchConfig:
     )
     max_restarts: int = option(
         0,
-        f"Starts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
+        f"Restarts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
         metavar="K",
         minimum=0,
         maximum=MAX_RESTARTS,
         may_be_unset=True,
     )
-    min_workers: int | None = option(None, "The fewest with which it goes on.  [default: N]", kind=int, metavar="A")
-    max_workers: int | None = option(None, "The most that may be asked for.  [default: N]", kind=int, metavar="B")
-    hang_seconds: float = option(
-        2.0, "A step hangs after it and 5 usual ones.", metavar="S", above=0, maximum=DAY_SECONDS
+    min_workers: int | None = option(
+        None, "Fewest workers with which the job goes on.  [default: N]", kind=int, metavar="A"
     )
+    max_workers: int | None = option(None, "Most workers that can be requested.  [default: N]", kind=int, metavar="B")
+    hang_seconds: float = option(2.0, "Least time before a step hangs.", metavar="S", above=0, maximum=DAY_SECONDS)
     stall_seconds: float = option(
         1800.0,
-        "Until anything but a step counts as a hang: 1800.",
+        "Seconds until anything but a step is a hang: 1800.",
         metavar="S",
         above=0,
         maximum=30 * DAY_SECONDS,
@@ -131,7 +141,7 @@ class LaunchConfig:
     )
     exit_seconds: float = option(
         EXIT_SECONDS,
-        "For threads after the script has ended: 300.",
+        "Seconds for threads after the script has ended: 300.",
         metavar="S",
         above=0,
         maximum=30 * DAY_SECONDS,
@@ -140,16 +150,16 @@ class LaunchConfig:
     standby: bool = option(False, "Keep a second set of workers ready to take over.")
     evict_stragglers: bool = option(False, "Replace a worker that stays slow, or go on without it.")
     evict_seconds: float = option(
-        30.0, "Until a slow worker is evicted: 30.", metavar="S", above=0, maximum=DAY_SECONDS, is_hidden=True
+        30.0, "Seconds until a slow worker is evicted: 30.", metavar="S", above=0, maximum=DAY_SECONDS, is_hidden=True
     )
     event_file: str | None = option(None, "Append failures and recoveries as JSON lines.", kind=Path, metavar="PATH")
-    monitor: bool = option(False, "Say at the end, and at SIGUSR1, what the job is bound by.")
+    monitor: bool = option(False, "Report what limits the job, at the end and at SIGUSR1.")
     trace: str | None = option(None, "Write the last steps as a chrome trace.", kind=Path, metavar="FILE")
     exporters: tuple[str, ...] = option(
         (), "tensorboard:DIR, prometheus:PORT, mlflow:URI; several.", flags=("--export",), metavar="WHERE"
     )
     no_warm: bool = option(False, "Do without the process of `tfdist warm`.", is_hidden=True, variable=NO_WARM.name)
-    all_logs: bool = option(False, "Show all that TensorFlow logs, also noise.", variable=ALL_LOGS.name)
+    all_logs: bool = option(False, "Show all logs of TensorFlow, noise included.", variable=ALL_LOGS.name)
     remote: Remote | None = None
     copy_bandwidth: int = option(
         COPY_BANDWIDTH,
@@ -281,13 +291,13 @@ def require_variables(name: str, value: Any) -> None:
 
 
 def require_script(config: LaunchConfig) -> None:
-    """Check that the script is a file that can be read; a module is looked up by the workers.
+    """Check that the script is a readable file. A module is not checked here, because the workers look it up.
 
     Args:
         config: the request.
 
     Raises:
-        ConfigError: there is none, or it is a directory, or reading is not permitted.
+        ConfigError: the file does not exist, is a directory, or may not be read.
 
     Example:
         >>> require_script(LaunchConfig(target="json.tool", is_module=True))

@@ -1,4 +1,4 @@
-"""The profile of a model, measured on the device that is here: layers in turns, the whole in a row, as in `fit`."""
+"""Measurement of a model's profile on this device: layers in turns, and the whole model several times in a row."""
 
 import dataclasses
 import functools
@@ -22,9 +22,9 @@ from tfdist.parallel.compute import chains
 from tfdist.planner import machine
 from tfdist.planner.layer_profile import LayerProfile, Profile
 
-_FEWEST, _MOST = 5, 30  # rounds
-_STEPS = 4  # calls in a row, at least
-_BLOCK = 1 / 24  # of the time for layers, that calls in a row take at a time
+_FEWEST, _MOST = 5, 30  # bounds of the number of rounds
+_STEPS = 4  # the least number of calls in a row
+_BLOCK = 1 / 24  # time of one series of calls in a row, as a fraction of the time for layers
 LOSS = "(loss)"
 
 
@@ -58,18 +58,19 @@ def profile(
     seconds: float = 6.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Return what each layer of a model costs on this device.
+    """Measure the cost of each layer of a model on this device.
 
-    Weights, the optimizer and metrics are as before when it returns.
+    Weights, the optimizer and metrics have their former values when the function returns.
 
     Args:
-        model: Sequential or functional, built, compiled for its loss and its optimizer to count.
-        batch: of `fit`, over all devices: a tuple (x, y) or (x, y, sample_weight) of arrays, or x.
-        batch_sizes: with which layers are measured as well; the whole batch always is.
-        in_fit: trains so many steps with a batch, and returns the seconds of one; None: nothing is fixed in a step.
-        seconds: that layers are measured for, over and over, at least five times; the whole model about as long again.
-        clock: returns seconds. Where TensorFlow has one thread of a processor, `time.process_time` has nothing of what
-            other processes do meanwhile.
+        model: a built Sequential or functional model. Its loss and its optimizer count if it is compiled.
+        batch: a batch of `fit` for all devices: a tuple (x, y) or (x, y, sample_weight) of arrays, or x.
+        batch_sizes: further batch sizes with which layers are measured.
+        in_fit: a function that trains a number of steps with a batch, and returns the seconds of one step. With None,
+            the profile has no fixed time of a step.
+        seconds: time for measuring layers, at least five times each; the whole model takes about as long again.
+        clock: a function that returns seconds. If TensorFlow has one thread on a processor, `time.process_time` leaves
+            out the time of other processes.
     Raises:
         UnsupportedError: the model has no graph of layers.
         ConfigError: the batch has no example.
@@ -87,7 +88,7 @@ def profile(
     kept = [(variable, variable.numpy()) for variable in _variables(model)]
     try:
         at = [_prepared(model, graph, flat, _rows((x, y, weight), size)) for size in sizes]
-        # all in turns, so that what else the machine does meanwhile is in all of them
+        # all functions in turns, so that other work of the machine affects all of them alike
         timed = [_nothing(), *(function for one in at for function in one.functions)]
         call_seconds, *medians = _medians(timed, seconds, clock)
         found = iter(max(one - call_seconds, 0.0) for one in medians)
@@ -97,7 +98,7 @@ def profile(
         update, slots = _update(model, call_seconds, clock)
         adding = _adding_seconds(at[-1].whole()[1], clock)
         fixed = 0.0
-        if beside is not None:  # a step's update finds gradients in the caches, and may take less than one by itself
+        if beside is not None:  # in a step gradients are in the caches, so an update may take less than one by itself
             rest = max(beside + call_seconds, 0.0)
             update = min(update, rest)
             fixed = rest - update
@@ -134,10 +135,9 @@ def step_seconds(
     fit: Callable[..., Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Train some steps with one batch, and return the median seconds of one.
+    """Train some steps with one batch, and return the median seconds of a step.
 
-    The first call, which traces, does not count. A median, because later calls may meet preparation or garbage
-    collection.
+    The first call, which traces, does not count. The median leaves out calls during preparation or garbage collection.
     """
     ends = _Ends(clock)
     batches = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
@@ -163,7 +163,7 @@ def _variables(model: keras.Model) -> list[Any]:
 
 
 def _rows(values: Any, size: int) -> Any:
-    """Return this many rows of each array, repeated from the first where there are not enough."""
+    """Return this many rows of each array, which repeat from the first if there are too few."""
 
     def of(value: Any) -> Any:
         if value is None:
@@ -176,7 +176,7 @@ def _rows(values: Any, size: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A model at one batch size: its calls, the loss at the end, and the whole."""
+    """Functions to measure at one batch size: those of the calls of layers, of the loss, and of the whole model."""
 
     size: int
     calls: list[_Measured]
@@ -193,7 +193,7 @@ def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested_models.
     inputs = zip(graph.inputs, graphs.standardized(graph, x), strict=True)
     values = {id(tensor): value for tensor, value in inputs}
     measured: list[_Measured] = []
-    differentiated: set[int] = set()  # values that depend on weights; training takes no gradient of others
+    differentiated: set[int] = set()  # values that depend on weights; training needs gradients of these alone
     for call in flat.calls:
         args, kwargs = call.arguments(values)
         one, results = _measured(call.operation, args, kwargs, differentiated)
@@ -203,14 +203,14 @@ def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested_models.
             differentiated.update(map(id, results))
         measured.append(one)
     outputs = tuple(values[id(output)] for output in flat.outputs)
-    y_pred = model(x, training=False)  # for its structure
+    y_pred = model(x, training=False)  # gives the structure of the outputs
     measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), outputs, {}, differentiated)[0])
     return _Prepared(size=size, calls=measured, whole=_whole(model, x, y, weight))
 
 
 def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> list[float]:
     for function in functions:
-        function()  # the first call sets up
+        function()  # the first call traces
     first = sum(_seconds(function, clock) for function in functions)
     count = _times(seconds, first, _FEWEST)
     rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
@@ -220,12 +220,12 @@ def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Call
 def _in_rows(
     wholes: Sequence[Callable[[], Any]], fit: Callable[[int], float] | None, seconds: float, clock: Callable[[], float]
 ) -> tuple[list[list[float]], float | None]:
-    """Return the seconds of each function, called several times in a row, and by how much a step is longer.
+    """Return the seconds of several calls in a row for each function, and the additional seconds of a step of `fit`.
 
-    In a row, because in training too the caches have what a function needs.
+    Calls in a row find their data in the caches, as they do in training.
     """
     for whole in wholes:
-        whole()  # the first call sets up
+        whole()  # the first call traces
     counts = [_times(seconds, _seconds(one, clock), _STEPS) for one in wholes]
     found: list[list[float]] = [[] for _ in wholes]
     beside: list[float] = []
@@ -239,7 +239,7 @@ def _in_rows(
 
 
 def _times(seconds: float, each: float, fewest: int) -> int:
-    """Return how often to measure something that takes this long, to fill some seconds."""
+    """Return how many measurements of ``each`` seconds fill ``seconds``, within bounds."""
     return min(max(round(seconds / max(each, 1e-9)), fewest), _MOST)
 
 
@@ -296,12 +296,12 @@ def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) 
         for place, tensor in zip(places, tensors, strict=True):
             now[place] = tensor
         again, named = keras.tree.pack_sequence_as((args, kwargs), now)
-        with tf.name_scope("layer"):  # a name that may stand inside a model may not stand outside of any
+        with tf.name_scope("layer"):  # some names are valid only inside of another scope
             found = operation(*again, **named)
         return [tf.convert_to_tensor(one) for one in keras.tree.flatten(found)]
 
     forward = tf.function(lambda *tensors: run(tensors), autograph=False)
-    forward.get_concrete_function(*given)  # a call that traces would be taken for the retracing of one function
+    forward.get_concrete_function(*given)  # TensorFlow would warn of retracing if the call traced
     results = list(forward(*given))
     floats = [place for place, one in enumerate(results) if one.dtype.is_floating]
     cotangents = [tf.ones_like(results[place]) for place in floats]
@@ -329,7 +329,7 @@ def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) 
 
 
 def _kept_bytes(graph: Any, made: int, results: Sequence[Any]) -> int:
-    """Return the bytes that a layer makes and its backward pass needs, without its inputs and weights."""
+    """Return the bytes that a layer makes for its backward pass, without its inputs and weights."""
     operations = graph.get_operations()
     own = {id(one) for one in operations[:made] if one.type not in ("Placeholder", "Const", "ReadVariableOp")}
     needed = {one.ref(): one for later in operations[made:] for one in later.inputs if id(one.op) in own}
@@ -386,7 +386,7 @@ def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float])
 
 
 def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> float:
-    """Return the seconds of adding gradients to others; rows of tables stay apart, and are not added."""
+    """Return the seconds of adding gradients to others, without rows of tables, which are not added."""
     dense = [one for one in gradients if isinstance(one, tf.Tensor)]
     if not dense:
         return 0.0
@@ -396,7 +396,7 @@ def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> flo
 
 
 def _nothing() -> Callable[[], Any]:
-    """Return a compiled function that does next to nothing, with its arguments."""
+    """Return a compiled function with its argument, which measures the overhead of a call."""
     function = tf.function(lambda one: one + 1.0, autograph=False)
     one = tf.constant(1.0)
     return lambda: function(one)
@@ -414,12 +414,12 @@ def _in_a_row(function: Callable[[], Any], count: int, clock: Callable[[], float
 
 
 def _row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> list[float]:
-    """Return the seconds of each of several calls in a row, as steps are; an additional first one does not count."""
+    """Return the seconds of each of several calls in a row, without an additional first call."""
     return [_seconds(function, clock) for _ in range(count + 1)][1:]
 
 
 def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
-    """Merge a layer's times of all batch sizes; the bytes of an example are those of the largest."""
+    """Merge a layer's times of all batch sizes. The bytes of an example come from the largest size."""
     return dataclasses.replace(
         of_sizes[-1],
         forward_seconds=tuple(one.forward_seconds[0] for one in of_sizes),
@@ -428,7 +428,7 @@ def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def _divides(layer: Any, calls: Sequence[graphs.Call]) -> int:
-    """Return the number that parts must divide for a layer to compute with one; 0 if it never does."""
+    """Return the number that the number of parts must divide for a layer to be cut; 0 if it cannot be cut."""
     if sum(call.operation is layer for call in calls) > 1:
         return 0
     kind = type(layer)
@@ -442,7 +442,7 @@ def _divides(layer: Any, calls: Sequence[graphs.Call]) -> int:
 
 
 def _joins(calls: Sequence[graphs.Call], place: int) -> bool:
-    """Whether a dense layer takes the result of the dense layer before it, which may stay in parts."""
+    """Return whether a dense layer takes the result of the dense layer before it, so that it may stay in parts."""
     if not place:
         return False
     before, one = calls[place - 1].operation, calls[place].operation

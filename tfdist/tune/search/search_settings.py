@@ -43,33 +43,33 @@ class SearchSettings:
     arguments: tuple[str, ...] = ()
     is_module: bool = option(False, "SCRIPT is the name of a module.", flags=("-m",))
     space: Mapping[str, Parameter] = field(default_factory=dict)
-    metric: str = option("val_loss", "What trials are compared by.", metavar="NAME")
+    metric: str = option("val_loss", "Metric by which trials are compared.", metavar="NAME")
     mode: str = option("auto", "auto: by the metric's name.", choices=("auto", "min", "max"))
-    scheduler: str = option("asha", "What goes on.", choices=SCHEDULERS)
-    sampler: str = option("random", "Of values.", choices=SAMPLERS)
-    trials: int | None = option(None, "Or members of a population.", kind=int, metavar="N", minimum=1)
-    epochs: int = option(27, "Of a trial that is never stopped.", metavar="R", minimum=1)
-    min_epochs: int = option(1, "Before the first comparison.", metavar="R", minimum=1)
-    eta: int = option(3, "One of ETA goes on.", metavar="ETA", minimum=2)
-    perturb: tuple[str, ...] = option((), "What clones change; floats.", metavar="NAME")
-    seed: int = option(0, "Of the values that are drawn.", metavar="N", minimum=0)
-    slots: int | None = option(None, "At the same time.  [default: as cores]", kind=int, minimum=1)
-    workers_per_trial: int = option(1, "By tfdist run -n N.", metavar="N", minimum=1)
-    strategy: str | None = option(None, "Of trials.", kind=str, metavar="NAME")
+    scheduler: str = option("asha", "Rule for which trials go on.", choices=SCHEDULERS)
+    sampler: str = option("random", "Sampler of values.", choices=SAMPLERS)
+    trials: int | None = option(None, "Trials, or members of a population.", kind=int, metavar="N", minimum=1)
+    epochs: int = option(27, "Epochs of a trial that is never stopped.", metavar="R", minimum=1)
+    min_epochs: int = option(1, "Epochs before the first comparison.", metavar="R", minimum=1)
+    eta: int = option(3, "One of ETA trials goes on.", metavar="ETA", minimum=2)
+    perturb: tuple[str, ...] = option((), "Float parameters that clones change.", metavar="NAME")
+    seed: int = option(0, "Seed of the values.", metavar="N", minimum=0)
+    slots: int | None = option(None, "Trials at the same time.  [default: as cores]", kind=int, minimum=1)
+    workers_per_trial: int = option(1, "Workers of a trial: tfdist run -n N.", metavar="N", minimum=1)
+    strategy: str | None = option(None, "Strategy of trials.", kind=str, metavar="NAME")
     hosts: str | None = option(None, "Where trials run, as a:2,b:2.", kind=str, metavar="HOSTS")
     launcher_name: str | None = option(
         None,
-        "What starts them: slurm, ray, kubernetes, ...",
+        "Launcher: slurm, ray, kubernetes, ...",
         kind=str,
         flags=("--engine",),
         choices=tuple(LAUNCHERS),
         metavar="NAME",
     )
-    run_options: str | None = option(None, "More of tfdist run, for each trial.", kind=str, metavar="OPTIONS")
+    run_options: str | None = option(None, "More options of tfdist run for each trial.", kind=str, metavar="OPTIONS")
     gpus_per_worker: int | None = option(
         None, "GPUs of its host that each worker of a trial sees.", kind=int, metavar="G", minimum=0, is_hidden=True
     )
-    restarts: int = option(1, "Of a trial that dies without progress.", metavar="K", minimum=0)
+    restarts: int = option(1, "Restarts of a trial without progress.", metavar="K", minimum=0)
 
     def __post_init__(self) -> None:
         check(self)

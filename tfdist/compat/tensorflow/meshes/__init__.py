@@ -1,1 +1,1 @@
-"""Strategies over a mesh of processes, and variables of which each process has a part."""
+"""Strategies over a mesh of processes, and variables that are divided between processes."""

@@ -1,8 +1,9 @@
-"""Changes of a traced graph: tensors that are gathered only if something uses them, or only once others are used up.
+"""Changes of a traced graph, so that tensors are made only if they are used, or only after other tensors are used.
 
-TensorFlow runs an operation as soon as its inputs exist, and a collective in any case. So zeros stand in for the result
-of a collective; at the end of the step they are replaced where an operation that matters takes them. And a backward
-pass faster than the network, or than another worker, would make all gradients before the first has travelled.
+TensorFlow runs an operation as soon as its inputs exist, and always runs a collective. So zeros first stand in for the
+result of a collective. At the end of the step they are replaced if a result or an effect of the step depends on them.
+Without control inputs, a backward pass that is faster than the network would make all gradients before the first has
+travelled.
 
 Private names, read in TensorFlow 2.21.0: `Operation._update_input`, `Operation._add_control_inputs`; no public way
 changes a graph.
@@ -15,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# of what they take they have the shape alone, which the zeros have
+# operations that use only the shape of their input, which the zeros have, too
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
@@ -29,7 +30,7 @@ class _Promise:
 
 
 class Late:
-    """The tensors that one strategy's steps make late."""
+    """The tensors that the steps of a strategy make late, or not at all."""
 
     def __init__(self, *, may_wait: bool) -> None:
         self._may_wait = may_wait
@@ -38,7 +39,7 @@ class Late:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[list[Any]]:
-        """Trace a step inside, and put what it returns into the list."""
+        """Let a step be traced in the context; put its results into the yielded list."""
         before, self._graph, self._promises = (self._graph, self._promises), tf.compat.v1.get_default_graph(), []
         returned: list[Any] = []
         try:
@@ -51,19 +52,19 @@ class Late:
             self._graph, self._promises = before
 
     def promise(self, make: Callable[[], tf.Tensor], shape: Any, like: tf.Tensor, source: Any) -> tf.Tensor:
-        """Return the tensor that a callable makes, or a stand-in for it until the end of the step."""
+        """Return the tensor that a function makes, or a stand-in for it until the end of the step."""
         is_step = self._may_wait and not tf.executing_eagerly()
         if not is_step or tf.compat.v1.get_default_graph() is not self._graph:
             return make()
         zeros = tf.zeros(shape, like.dtype)
         stand_in = tf.compat.v1.placeholder_with_default(
             zeros, zeros.shape
-        )  # the graph must not know that they are zeros
+        )  # so that TensorFlow does not fold the zeros into other operations
         self._promises.append(_Promise(stand_in, make, source))
         return stand_in
 
     def source_of(self, tensor: Any) -> Any:
-        """Return what is known of a tensor that was promised in this step, or of the same numbers; None of others."""
+        """Return the source of a tensor that was promised in this step, or of a copy of it; None for any other."""
         while isinstance(tensor, tf.Tensor) and not tf.executing_eagerly() and tensor.graph is self._graph:
             for one in self._promises:
                 if one.stand_in is tensor:
@@ -76,7 +77,7 @@ class Late:
 
 
 def _matters(tensor: tf.Tensor, results: set[int]) -> bool:
-    """Return whether the numbers of a tensor reach a result or an operation with an effect."""
+    """Return whether a result, or an operation with an effect, depends on the values of a tensor."""
     seen: set[int] = set()
     left = [tensor]
     while left:
@@ -91,17 +92,17 @@ def _matters(tensor: tf.Tensor, results: set[int]) -> bool:
                 continue
             if op.op_def.is_stateful:
                 return True
-            each = op.type == "IdentityN"  # each of its results is one of what it takes
+            each = op.type == "IdentityN"  # each output depends on one input only
             left += [other for place, other in enumerate(op.outputs) if not each or op.inputs[place] is one]
     return False
 
 
-# of these the numbers of one input are made, one by one
+# operations that compute each element from the same element of one input
 _ELEMENTWISE = ("Cast", "Identity", "Mul", "MulNoNan", "RealDiv", "Reshape")
 
 
 def hold_back(tensors: Iterable[tf.Tensor], until: Sequence[tf.Tensor]) -> None:
-    """Let the operations that make tensors wait for others, unless they have effects or other uses."""
+    """Let the operations that make ``tensors`` wait for ``until``, unless they have effects or other uses."""
     if tf.executing_eagerly():
         return
     for tensor in tensors:
@@ -111,7 +112,7 @@ def hold_back(tensors: Iterable[tf.Tensor], until: Sequence[tf.Tensor]) -> None:
 
 
 def _maker(tensor: tf.Tensor) -> tf.Operation | None:
-    """Return the first operation of which only this tensor is made, and that takes more than its numbers one by one."""
+    """Return the last operation before this tensor that is not elementwise, if only this tensor depends on it."""
     taken = 0
     while True:
         op = tensor.op

@@ -1,7 +1,8 @@
-"""Strategies whose processes hold parts of weights: over a mesh, and of sharded data parallelism.
+"""Strategies whose processes hold parts of weights, over a mesh or in sharded data parallelism.
 
-Private names, read in TensorFlow 2.21.0: those of `ring_extended.py`, here with the collective of the examples' axis;
-`_validate_colocate_with_variable`, because a slot is made where its weight is and TensorFlow checks the weight's class.
+Private names, read in TensorFlow 2.21.0: those of `ring_extended.py`, here with the collective along the axis of the
+examples; `_validate_colocate_with_variable`, by which TensorFlow checks the class of the weight beside which it makes a
+slot.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from tfdist.errors import UnsupportedError
 
 
 class HoldsParts(HasServices):
-    """Lets this process hold parts of weights, of which Keras sees the wholes; see `WeightParts`."""
+    """A mix-in that lets this process hold parts of weights, while Keras sees the whole weights; see `WeightParts`."""
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         create = super()._create_variable  # type: ignore[misc]
@@ -48,8 +49,8 @@ class HoldsParts(HasServices):
             super()._validate_colocate_with_variable(colocate_with_variable)  # type: ignore[misc]
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        # What Keras does to a weight outside of an optimizer's `apply`, such as to swap it with
-        # its moving average, is done to its parts.
+        # Keras also updates weights outside of an optimizer's `apply`, such as to swap a weight with its moving
+        # average. Such updates apply to the parts.
         own, others, named = tf.nest.map_structure(innermost, (var, args, kwargs), expand_composites=False)
         return super()._update(own, fn, others, named, group)  # type: ignore[misc]
 
@@ -65,7 +66,7 @@ class HoldsParts(HasServices):
 
 
 class FullyShardedReplicas(HoldsParts, MultiWorkerReplicas):
-    """`MultiWorkerReplicas` of one replica in each process, which has a part of every weight."""
+    """`MultiWorkerReplicas` with one replica in each process, which has a part of every weight."""
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         weights = self.services.weights
@@ -74,20 +75,20 @@ class FullyShardedReplicas(HoldsParts, MultiWorkerReplicas):
 
 
 class Place(int):
-    """The replica's index among the examples' parts, in place of its `replica` number in the process."""
+    """The index of a replica's part of the examples, with the number of the replica in its process as `replica`."""
 
     replica: int
 
     @classmethod
     def of(cls, examples: int, replica: int) -> "Place":
-        """Return a replica's."""
+        """Return the place of a replica."""
         made = cls(examples)
         made.replica = replica
         return made
 
 
 class ModelParallelReplicas(HoldsParts, RingReplicas):
-    """`RingReplicas` along the axis of the examples; members that differ along the others count as one replica."""
+    """`RingReplicas` along the axis of the examples. Members that differ only along other axes count as one replica."""
 
     def __init__(
         self,
@@ -153,10 +154,10 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
     ) -> Callable[[], tf.Tensor]:
         value = kwargs["initial_value"]
         if isinstance(value, _Part):
-            return value.of(replica_id)  # no other replica has it
+            return value.of(replica_id)  # no other replica has this part
         if replica_id > 0:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
-        if keras_optimizer.creating_variable():  # constants, and what the user gave: alike everywhere
+        if keras_optimizer.creating_variable():  # these values are constants or arguments, equal on all processes
             return lambda: tf.convert_to_tensor(value() if callable(value) else value, kwargs.get("dtype"))
         path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
 
@@ -170,14 +171,14 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
 
 
 def _is_weight(kwargs: dict[str, Any]) -> bool:
-    """Return whether a variable is neither of a metric nor of an optimizer nor the state of random numbers."""
+    """Return whether a variable belongs to no metric, no optimizer and no seed generator."""
     return kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and not isinstance(
         keras_variables.creator(), (keras.Optimizer, keras.Metric, keras.random.SeedGenerator)
     )
 
 
 class _Part:
-    """A replica's part of an initial value; the parts of all replicas of a process are made at once, when asked for."""
+    """A replica's part of an initial value. The first use makes the parts of all replicas of the process."""
 
     def __init__(self, make: Callable[[], Sequence[tf.Tensor]], replica: int, made: dict[int, tf.Tensor]) -> None:
         self._make = make
@@ -185,7 +186,7 @@ class _Part:
         self._made = made
 
     def of(self, replica: int) -> "_Part":
-        """Return another replica's part of the same."""
+        """Return another replica's part of the same value."""
         return _Part(self._make, replica, self._made)
 
     def __call__(self) -> tf.Tensor:

@@ -1,8 +1,8 @@
-"""A variable of which this process has a part, for Keras layers and optimizers that do not know.
+"""A variable of which this process has a part, for Keras layers and optimizers that are not aware of parts.
 
-Keras sees the whole's shape: reading gathers the whole, assigning keeps this process's part. Only in an update
-(`local`) do Keras' variables, slots included, have the part's value and shape. Replicas of one process have parts of
-one shape.
+Keras sees the shape of the whole: reading gathers the whole, and assigning keeps this process's part. Only in an update
+(`local`) do Keras' variables, slots included, have the value and shape of the part. The parts of the replicas of one
+process have the same shape.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `Variable._value`, `_shape`,
 `_constraint`; in TensorFlow 2.21.0: `_unique_id`, `_shared_name`, `_get_on_device_or_primary`,
@@ -23,7 +23,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 
 
 class Layout(Protocol):
-    """The layout of a variable that lies in parts; `tfdist.parallel.weight_layouts` has the implementations."""
+    """The layout of a variable in parts; `tfdist.parallel.weight_layouts` has the implementations."""
 
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
@@ -34,37 +34,37 @@ class Layout(Protocol):
 
     @property
     def elements(self) -> tuple[int, int] | None:
-        """The range of the elements within the bounds that the part has; None: all."""
+        """The range of the part's elements within the bounds; None: all elements."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether a member that has some of the variable has less than the whole."""
+        """Whether the members that hold the variable hold less than the whole."""
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes along which members have different parts."""
 
     def read(self, variable: Any) -> tf.Tensor:
-        """Return the whole of a variable with this process's part; tapes know that variable."""
+        """Return the whole, given the variable with this process's part; tapes record that variable."""
 
     def gather(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the whole of which every member has its part."""
+        """Return the whole, given the part of each member."""
 
     def assembled(self, layouts: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the whole of the parts of all replicas of this process, outside of replicas."""
+        """Return the whole, given the parts of all replicas of this process; called outside of replicas."""
 
     def cut(self, whole: Any) -> Any:
         """Return this process's part of a whole."""
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Return this process's part of numbers of which any range can be made, as of the flattened whole."""
+        """Return this process's part, given a function that makes any range of the flattened whole."""
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums over members with different parts."""
 
 
 class ShardedVariable:
-    """The whole variable to Keras, a `tf.Variable` with this process's part to TensorFlow; its gradients are cut."""
+    """A whole variable for Keras, and a `tf.Variable` with this process's part for TensorFlow; gradients are cut."""
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False
@@ -76,14 +76,14 @@ class ShardedVariable:
 
     @property
     def sharding(self) -> Layout:
-        """The layout of the current replica's part; outside of replicas, that of the first one."""
+        """The layout of the current replica's part; outside of replicas, that of the first replica."""
         if len(self.shardings) == 1:
             return self.shardings[0]
         return self.shardings[tf_strategies.local_replica(self._distribute_strategy) or 0]
 
     @property
     def has_part(self) -> bool:
-        """Whether there is one part to compute with: not where several replicas are there, and none of them runs."""
+        """Whether there is one part to compute with; False outside of replicas if the process has several."""
         return len(self.shardings) == 1 or tf_strategies.local_replica(self._distribute_strategy) is not None
 
     @property
@@ -93,17 +93,17 @@ class ShardedVariable:
 
     @property
     def dtype(self) -> tf.DType:
-        """The dtype."""
+        """The dtype of the variable."""
         return self.shard.dtype
 
     @property
     def name(self) -> str:
-        """The part's name."""
+        """The name of the part."""
         return str(self.shard.name)
 
     @property
     def device(self) -> str:
-        """The part's device."""
+        """The device of the part."""
         return str(self.shard.device)
 
     @property
@@ -113,17 +113,17 @@ class ShardedVariable:
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch it."""
+        """Whether tapes watch the variable."""
         return bool(self.shard.trainable)
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """The same as of any variable."""
+        """The synchronization of the part."""
         return self.shard.synchronization
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """The same as of any variable."""
+        """The aggregation of the part."""
         return self.shard.aggregation
 
     @property
@@ -138,13 +138,13 @@ class ShardedVariable:
         return self.shard._get_on_device_or_primary()
 
     def _serialize_to_tensors(self) -> Any:
-        raise NotImplementedError  # then Keras takes the whole
+        raise NotImplementedError  # makes Keras read the whole
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        raise NotImplementedError  # then Keras assigns the whole
+        raise NotImplementedError  # makes Keras assign the whole
 
     def read_value(self) -> tf.Tensor:
-        """Return the whole; every member along the axes of the layout has to ask."""
+        """Return the whole; every member along the axes of the layout must call this."""
         if self.has_part:
             return self.sharding.read(self.shard)
         parts = [copy.read_value() for copy in tf_strategies.copies(self.shard)]
@@ -179,7 +179,7 @@ class ShardedVariable:
         return self._changed("assign_sub", value)
 
     def _changed(self, how: str, value: Any) -> "ShardedVariable":
-        # an array stays one until it is cut, so that no device ever holds the whole
+        # an array becomes a tensor only after it is cut, so that no device ever holds the whole
         whole = value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value, self.dtype)
         parts = [self.shard] if self.has_part else tf_strategies.copies(self.shard)
         for part, sharding in zip(parts, [self.sharding] if self.has_part else self.shardings, strict=True):
@@ -194,7 +194,7 @@ def _operator(name: str) -> Any:
     return on_the_whole
 
 
-for _name in sorted(tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}):  # those stay: two are one or not
+for _name in sorted(tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}):  # these two compare identity
     setattr(ShardedVariable, _name, _operator(_name))
 
 
@@ -205,44 +205,44 @@ def sharding_of(variable: Any) -> Any:
 
 
 def own_sharding_of(variable: Any) -> Any:
-    """Return how the part lies that the replica computes with which runs here, or None where there is no such part."""
+    """Return the layout of the part with which the running replica computes, or None if there is no such part."""
     value = keras_variables.value_of(variable)
     return value.sharding if isinstance(value, ShardedVariable) and value.has_part else None
 
 
 def shardings_of(variable: Any) -> Sequence[Any]:
-    """Return how a Keras variable lies on the mesh, for each replica of this process; none where it is whole."""
+    """Return the layout of a Keras variable on the mesh for each replica of this process; empty if it is whole."""
     value = keras_variables.value_of(variable)
     return value.shardings if isinstance(value, ShardedVariable) else ()
 
 
 def innermost(value: Any) -> Any:
-    """Return the TensorFlow variable with this process's part, where a part may be cut again; of others themselves."""
+    """Return the TensorFlow variable within any number of `ShardedVariable` wrappers; return other values unchanged."""
     while isinstance(value, ShardedVariable):
         value = value.shard
     return value
 
 
 def part_of(variable: Any) -> Any:
-    """Return the TensorFlow variable with this process's part of a Keras variable that is cut."""
+    """Return the TensorFlow variable that holds this process's part of a Keras variable."""
     return innermost(keras_variables.value_of(variable))
 
 
 def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
-    """Return rows of the current replica's part; reading the whole would copy it after an update in place."""
+    """Return rows of the current replica's part, without a read of the whole part, which an update would copy."""
     value = keras_variables.value_of(variable)
     replica = 0 if len(value.shardings) == 1 else tf_strategies.local_replica(value._distribute_strategy)
     return tf.gather(tf_strategies.copies(innermost(value))[replica or 0], indices)
 
 
 def parts_of(variable: Any) -> list[tuple[Any, Any]]:
-    """Return how each part of a Keras variable that is cut lies of those in this process, and the part's variable."""
+    """Return the layout and the TensorFlow variable of each part of a Keras variable in this process."""
     return list(zip(shardings_of(variable), tf_strategies.copies(part_of(variable)), strict=True))
 
 
 @contextlib.contextmanager
 def local(variables: Iterable[Any], *, once: bool = False) -> Iterator[None]:
-    """Let Keras variables of which this process has a part have that part's value and shape inside."""
+    """Give Keras variables in parts the value and shape of this process's part within the context."""
     unique = {id(variable): variable for variable in variables}
     held = [(one, one._value, one._shape, one._constraint) for one in unique.values() if sharding_of(one) is not None]
     try:
@@ -258,5 +258,5 @@ def local(variables: Iterable[Any], *, once: bool = False) -> Iterator[None]:
 
 
 def _constrained(constraint: Any, sharding: Layout, variable: Any) -> tf.Tensor:
-    """Return this process's part of what a constraint makes of the whole."""
+    """Apply a constraint to the whole, and return this process's part of the result."""
     return sharding.cut(tf.convert_to_tensor(constraint(sharding.gather(tf.convert_to_tensor(variable)))))

@@ -1,7 +1,7 @@
-"""Variables of a pipeline: whole on the processes whose stage uses them, without memory elsewhere.
+"""Variables of a pipeline, which take memory only on the processes whose stage uses them.
 
-A weight's stage is known once the model is. Until then a variable has only a shape, or is whole everywhere once its
-value is needed, as when a file is loaded into it.
+The stage of a weight is known once the model is complete. Until then a variable has only a shape. If its value is
+needed before, such as to load a file, every process makes the whole variable.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class Staged(Layout, Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known which stages have the weight."""
+        """Whether the stages of the weight are known."""
 
     @property
     def is_held(self) -> bool:
@@ -32,7 +32,7 @@ class Staged(Layout, Protocol):
 
     @property
     def device(self) -> str | None:
-        """The device on which the weight lies; None: that of the replica."""
+        """The device of the weight; None: the device of the replica."""
 
     @property
     def of_slots(self) -> "Staged":
@@ -40,18 +40,18 @@ class Staged(Layout, Protocol):
 
     @property
     def within(self) -> Layout | None:
-        """The layout of this process's part within its stage's; None: Keras sees only what this process has."""
+        """The layout of this process's part within its stage; None: Keras sees only this process's part."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether this process keeps all that it had before the stages of the weight were known."""
+        """Whether this process keeps the whole weight that it had before the stages of the weight were known."""
 
     def kept(self, part: tf.Tensor) -> tf.Tensor:
         """Return the part that this process keeps once the stages of the weight are known."""
 
 
 class _OnDevice:
-    """Stands for a variable beside which another one is made, of which TensorFlow asks its devices."""
+    """A stand-in for `colocate_with`, from which TensorFlow reads the device for a new variable."""
 
     def __init__(self, device: str) -> None:
         self._devices = (device,)
@@ -66,7 +66,7 @@ class StagedVariable(ShardedVariable):
         self._make = make
         self._made: Any = None
         self._is_settled = False
-        #: what this process had before it let go of it, by which an optimizer may know the variable
+        #: The variable before this process released the parts of other stages; an optimizer may still refer to it.
         self.former: Any = None
         self._kwargs = {name: kwargs.get(name) for name in ("name", "trainable", "synchronization", "aggregation")}
         self._dtype = dtype
@@ -75,12 +75,12 @@ class StagedVariable(ShardedVariable):
 
     @property
     def sharding(self) -> Any:
-        """The layout that says which processes have the variable."""
+        """The layout, which knows the processes that have the variable."""
         return self.shardings[0]
 
     @property
     def shard(self) -> Any:
-        """This process's variable, or one without elements; or what stands for all that the stage has."""
+        """This process's variable, which may have no elements, or the stand-in for the variable of the stage."""
         if self._made is None:
             with tf.init_scope():
                 self._made = self._in_stage(self._make())
@@ -95,19 +95,19 @@ class StagedVariable(ShardedVariable):
     def _changed(self, how: str, value: Any) -> "ShardedVariable":
         if not isinstance(self.shard, ShardedVariable):
             return super()._changed(how, value)
-        getattr(self.shard, how)(value)  # which cuts it
+        getattr(self.shard, how)(value)  # the inner variable cuts the value
         return self
 
     def read_value(self) -> tf.Tensor:
-        """Return the whole; every stage has to ask. Where shapes alone are inferred, zeros stand for it."""
+        """Return the whole; every stage must call this. Return zeros if Keras only infers shapes."""
         if keras_variables.infers_shapes() and not tf.executing_eagerly():
             return tf.zeros(self.sharding.shape, self._dtype)
         return super().read_value()
 
     def settle(self) -> None:
-        """Keep what this process has of the weight, and let go of the rest; the stage is known now."""
+        """Keep this process's part of the weight, and release the rest, once the stage is known."""
         if self._made is not None and not self._is_settled and not self.sharding.is_kept:
-            # no other process makes it now, so nothing may travel for it
+            # other processes do not call this now, so no value may be exchanged
             with tf.init_scope():
                 kept = self.sharding.kept(innermost(self._made).read_value())
                 self.former = self._made
@@ -117,27 +117,27 @@ class StagedVariable(ShardedVariable):
 
     @property
     def dtype(self) -> tf.DType:
-        """The dtype."""
+        """The dtype of the variable."""
         return self._dtype
 
     @property
     def name(self) -> str:
-        """The name that it was made with."""
+        """The name with which the variable was made."""
         return f"{self._kwargs['name'] or 'Variable'}:0"
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch it."""
+        """Whether tapes watch the variable."""
         return self._kwargs["trainable"] is not False
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """The same as of any variable."""
+        """The synchronization with which the variable was made."""
         return self._kwargs["synchronization"] or tf.VariableSynchronization.AUTO
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """The same as of any variable."""
+        """The aggregation with which the variable was made."""
         return self._kwargs["aggregation"] or tf.VariableAggregation.NONE
 
 
@@ -154,12 +154,12 @@ class PipelineReplicas(ModelParallelReplicas):
     ) -> None:
         self._staged = staged
         self._shards_slots_of = shards_slots_of
-        # in the order in which they were made, which is the same on all processes
+        # in the order of their creation, which is the same on all processes
         self._variables: list[weakref.ref[StagedVariable]] = []
         super().__init__(container_strategy, **options)
 
     def settle(self) -> None:
-        """Make the variables whose stages are known, in the order in which they were described."""
+        """Make the variables whose stages are known, in the order of their creation."""
         found = [(reference, reference()) for reference in self._variables]
         self._variables = [reference for reference, one in found if one is not None and not one.sharding.is_settled]
         for _, one in found:
@@ -200,6 +200,6 @@ class PipelineReplicas(ModelParallelReplicas):
         elif isinstance(reference, StagedVariable):
             kwargs["colocate_with"] = innermost(reference)
         strategy = self._container_strategy()
-        inside = tf.distribute.get_strategy() is strategy  # also in a replica, which can enter no scope
+        inside = tf.distribute.get_strategy() is strategy  # also true in a replica, which cannot enter a scope
         with contextlib.nullcontext() if inside else strategy.scope():
             return super()._create_variable(next_creator, **kwargs)

@@ -1,11 +1,11 @@
-"""The weights that a step gathers: the time, how long the whole is kept, and its second gathering in the backward pass.
+"""Gathering of whole weights in a step: when a weight is gathered, how long it is kept, and when it is gathered again.
 
-TensorFlow runs an operation as soon as its inputs exist and frees a tensor after its last use. So all weights would be
-gathered at the start of a step and kept until the backward pass. A gathering therefore waits until earlier weights have
-been used, and what the backward pass takes is gathered a second time, behind what comes before it there.
+TensorFlow runs an operation as soon as its inputs exist, and frees a tensor after its last use. So all weights would be
+gathered at the start of a step and kept until the backward pass. Instead, a weight is gathered only when earlier
+weights have been used. The backward pass gathers its weights a second time, each after earlier operations of that pass.
 
 Private names, read in TensorFlow 2.21.0: `Operation._update_input`, because no public way changes a graph;
-`DistributedVariable._get_on_device_or_primary`; the name scope `gradient_tape` of what tapes make.
+`DistributedVariable._get_on_device_or_primary`; the name scope `gradient_tape` of the operations of tapes.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import UnsupportedError
 
 _BACKWARD = "gradient_tape/"
-# what the forward pass makes of a weight, of the same bytes or fewer, and a backward pass may take in its place
+# operations of the forward pass whose result may replace a weight in the backward pass, with no more bytes
 _SAME_NUMBERS = ("Cast", "Identity", "Reshape")
 
 
@@ -41,13 +41,13 @@ class Gathers:
         self.least_window_bytes = least_window_bytes
         self._largest = 0
         self._step: Any = None
-        # loops of the step, and parts that were gathered outside of them for them
+        # each loop of the step, with a part that was gathered for it outside of it
         self._of_loops: list[tuple[Any, Any]] = []
         self._may_gather_again = may_gather_again
         self._of_graph: weakref.WeakKeyDictionary[Any, list[_Gathered]] = weakref.WeakKeyDictionary()
 
     def expect(self, size: int) -> None:
-        """Record a weight of this many bytes."""
+        """Record the size of a weight in bytes."""
         self._largest = max(self._largest, size)
 
     @property
@@ -56,7 +56,10 @@ class Gathers:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Trace a step inside: its weights are gathered once for all turns of a loop in it, and again at its end."""
+        """Let a step be traced in the context; at its end, add the second gathering of weights.
+
+        A weight is gathered once for all turns of a loop in the step.
+        """
         before = self._step, self._of_loops
         self._step, self._of_loops = tf.compat.v1.get_default_graph(), []
         try:
@@ -67,23 +70,23 @@ class Gathers:
             self._step, self._of_loops = before
 
     def read(self, variable: Any, gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Return the whole of a variable of which this process has a part; the gradient by that is the whole's.
+        """Return the whole of a variable of which this process has a part. Its gradient has the shape of the whole.
 
-        The step gathers outside its conditions and loops: they check gradients' shapes, and a loop would gather in each
-        turn. What was updated inside is gathered there.
+        Weights are gathered outside of conditions and loops. These check the shapes of gradients, and a loop would
+        gather in each turn. A weight that was updated inside is gathered inside.
         """
         with self._around_control_flow(variable):
             part = variable.read_value()
 
             @tf.custom_gradient
-            def of_handle(_: tf.Tensor) -> Any:  # TensorFlow compares shapes with all but a handle
+            def of_handle(_: tf.Tensor) -> Any:  # for a handle, TensorFlow does not compare the gradient's shape
                 return gather(part), lambda gradient: gradient
 
             handle = variable._get_on_device_or_primary().handle
             return self.in_turn(lambda: of_handle(handle), lambda: gather(part))
 
     def _around_control_flow(self, variable: Any) -> AbstractContextManager[Any]:
-        """Return a context of the graph in which a part is read."""
+        """Return the context of the graph in which a part is read."""
         if self._step is None or tf.executing_eagerly():
             return contextlib.nullcontext()
         inside = traced_uses.within_control_flow(self._step)
@@ -104,7 +107,7 @@ class Gathers:
         return whole
 
     def gather_again(self) -> None:
-        """Let the traced backward pass gather weights again, but for the last ones of the forward pass that fit."""
+        """Let the traced backward pass gather weights again, except the last ones of the forward pass that fit."""
         graph = tf.compat.v1.get_default_graph()
         found = self._of_graph.pop(graph, [])
         if not self._may_gather_again:
@@ -118,7 +121,7 @@ class Gathers:
         taken.sort(key=lambda each: each[0])
         every = sorted({place[op.name]: op for one in found for op, _, _ in _uses(one.whole, ())}.items())
         for number, (first, one, uses) in enumerate(taken):
-            # everything that it waits for was made before what it is for, so there is no circle
+            # the gathering waits only for operations before its first use, so there is no cycle
             ahead, held = number, 0
             while ahead > 0 and held + one.bytes < self._window_bytes:
                 ahead -= 1
@@ -144,7 +147,7 @@ class Gathers:
                 )
 
     def _used(self, before: list[_Gathered]) -> list[tf.Operation]:
-        """Return what must have run before one more is gathered: what uses those that no longer fit beside it."""
+        """Return the operations that must have run before another weight is gathered, because they free its memory."""
         held = 0
         for one in reversed(before):
             held += one.bytes
@@ -163,7 +166,7 @@ class Gathers:
 
 
 def _users(tensor: tf.Tensor) -> Iterable[tf.Operation]:
-    """Return the operations that take a weight, or the same numbers in another form."""
+    """Yield the operations that use a weight, or its values in another form."""
     for op in tensor.consumers():
         if op.type in _SAME_NUMBERS and op.inputs[0] is tensor:
             yield from _users(op.outputs[0])
@@ -172,7 +175,7 @@ def _users(tensor: tf.Tensor) -> Iterable[tf.Operation]:
 
 
 def _uses(tensor: tf.Tensor, ways: tuple[Any, ...]) -> Iterable[tuple[tf.Operation, int, tuple[Any, ...]]]:
-    """Return the operations of the backward pass that take a weight, at which input, and what has been made of it."""
+    """Yield each use of a weight in the backward pass: the operation, its input, and conversions before it."""
     for op in tensor.consumers():
         if _BACKWARD in op.name:
             yield from ((op, index, ways) for index, given in enumerate(op.inputs) if given is tensor)

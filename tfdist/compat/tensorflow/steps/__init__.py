@@ -1,1 +1,1 @@
-"""The steps of user code: what is handed to them, and what they do with it."""
+"""The arguments and services of steps of user code, and the analysis of such steps."""

@@ -1,8 +1,8 @@
-"""Reads off the graph of a step whether it does more with its gradients than adding up and scaling them.
+"""Analysis of a step's graph, which finds whether the step does more with its gradients than add and scale them.
 
-The gradients of a batch are the mean or sum of those of its parts, and so is anything linear in them: scaling,
-centring, decay, sums of micro-batches. A norm, a limit or a decision is not. Gradients with a row per example belong to
-examples; a trace with an unknown number of examples tells them apart by shape.
+The gradient of a batch is the mean or sum of the gradients of its parts. The same holds for any linear function of it:
+scaling, centring, decay, sums of micro-batches. It does not hold for a norm, a limit or a decision. Gradients with a
+row per example belong to examples. If the trace leaves the number of examples unknown, their shape identifies them.
 
 Private names, read in TensorFlow 2.21.0: the operation names of tapes (`_gradient_function` of `backprop.py`) and of
 gradients of functions (`gradients_util.py`); `Graph._get_function`, `AtomicFunction.graph`.
@@ -20,7 +20,7 @@ _REDUCED = "tfdist_reduced_gradient"
 _OF_TAPE = re.compile(r"(^|/)gradient_tape/")
 _OF_FUNCTION = re.compile(r"(^|/)gradients(_\d+)?/")
 
-# linear in all inputs together; sizes and indices among these are no floating numbers
+# operations that are linear in all their inputs together; sizes and indices are not floating-point
 _LINEAR = {"AddN", "Add", "AddV2", "Sub", "Neg", "Identity", "IdentityN", "Cast", "ConcatV2", "Pack", "Unpack"}
 _LINEAR |= {"Split", "SplitV", "Sum", "Mean", "Reshape", "ExpandDims", "Squeeze", "Transpose", "StopGradient"}
 _LINEAR |= {"PreventGradient", "EnsureShape", "CheckNumerics", "CheckNumericsV2", "BroadcastTo", "Tile", "Pad"}
@@ -28,25 +28,25 @@ _LINEAR |= {"PadV2", "Slice", "StridedSlice", "GatherV2", "GatherNd", "Reverse",
 _LINEAR |= {"UnsortedSegmentSum", "ScatterNd", "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"}
 _LINEAR |= {"Cumsum", "BiasAdd", "MatrixDiagV3", "MatrixDiagPartV3", "Select", "SelectV2", "DynamicStitch", "Real"}
 _LINEAR |= {"Imag", "Complex", "Conj"}
-# linear where one of the inputs has to do with gradients
+# operations that are linear if only one input depends on gradients
 _PRODUCTS = {"Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv1D"}
 _PRODUCTS |= {"Conv2D", "Conv3D"}
-# linear in the first input, where the second has nothing to do with gradients
+# operations that are linear in the first input if the second does not depend on gradients
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
-# nothing of the values of their inputs
+# operations that do not use the values of their inputs
 _OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"}
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
 _LOOPS = {"While", "StatelessWhile"}
-_PASSES = 3  # over the body of a loop, until what it hands on is known
+_PASSES = 3  # passes over the body of a loop, until the states of its results are known
 
 
 class _State(NamedTuple):
     """The relation of a tensor to the gradients of a batch.
 
     Attributes:
-        is_gradient: whether it depends linearly on gradients of a batch.
-        use: the type of a nonlinear operation on gradients of a batch that it depends on; or None.
+        is_gradient: whether the tensor depends linearly on gradients of a batch.
+        use: the type of a nonlinear operation on such gradients on which the tensor depends, or None.
     """
 
     is_gradient: bool
@@ -58,7 +58,7 @@ _States = dict[Any, _State]
 
 
 def reduced(gradient: Any, *, is_alone: bool = False) -> Any:
-    """Return a gradient of the global batch, known as such in a graph."""
+    """Mark a gradient in the graph as one of the global batch, and return it."""
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.identity(gradient, name=_REDUCED)
     values = tf.identity(gradient.values, name=_REDUCED)
@@ -68,7 +68,7 @@ def reduced(gradient: Any, *, is_alone: bool = False) -> Any:
 
 
 def uses(values: Sequence[Any]) -> list[str | None]:
-    """Return for each value the type of an operation that makes it no linear function of the gradients of a batch."""
+    """Return, for each value, the type of an operation on gradients of a batch that is not linear, or None."""
     tensors = [_tensors(value) for value in values]
     first = next((one for several in tensors for one in several), None)
     if first is None or not hasattr(first, "graph"):
@@ -121,7 +121,7 @@ def _outputs(op: Any, inputs: list[_State], *, is_of_tape: bool) -> list[_State]
         return [_State(False, use)] * len(op.outputs)
     if _is_linear(op, own):
         return [_State(True, use)] * len(op.outputs)
-    if not any(op.inputs[number].shape.is_fully_defined() for number in own):  # of each example by itself
+    if not any(op.inputs[number].shape.is_fully_defined() for number in own):  # gradients with a row per example
         return [_State(output.dtype.is_floating, use) for output in op.outputs]
     return [_State(False, use or op.type)] * len(op.outputs)
 
@@ -134,7 +134,7 @@ def _is_linear(op: Any, own: list[int]) -> bool:
         return len(own) == 1
     if op.type in _QUOTIENTS:
         return own == [0]
-    # what sends a gradient back, in a gradient that a user has defined, is linear in that gradient
+    # operations of a backward pass, in a gradient that a user has defined, are linear in the gradient
     return op.type in _LINEAR or "Grad" in op.type or "Backprop" in op.type
 
 
@@ -152,7 +152,7 @@ def _function(op: Any, attr: Any) -> Any:
 
 
 def _called(op: Any, attr: Any, inputs: Sequence[_State]) -> list[_State]:
-    """Return the states of what a function returns; of one that cannot be read, as of an operation that is unknown."""
+    """Return the states of a function's results; a function without a graph counts as an unknown operation."""
     graph = _function(op, attr)
     if graph is None:
         return [_State(False, _first(state.use for state in inputs) or op.type)] * len(op.outputs)
@@ -163,7 +163,7 @@ def _called(op: Any, attr: Any, inputs: Sequence[_State]) -> list[_State]:
 
 
 def _looped(op: Any, inputs: list[_State]) -> list[_State]:
-    """Return the states of what a loop returns: what it is given, or what its body makes of that."""
+    """Return the states of a loop's results, which combine the states of its inputs and of its body's results."""
     for _ in range(_PASSES):
         inputs = [_either(pair) for pair in zip(inputs, _called(op, op.get_attr("body"), inputs), strict=True)]
     decision = _called(op, op.get_attr("cond"), inputs)[0].use

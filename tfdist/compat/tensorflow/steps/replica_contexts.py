@@ -1,6 +1,6 @@
 """The replica context of a step, and the arguments of TensorFlow's reductions in a replica.
 
-TensorFlow makes a context per replica and trace, so what a step changes is an attribute of that object while it runs.
+TensorFlow makes a context per replica and trace. So the changes here are attributes of that object while the step runs.
 
 Private names, read in TensorFlow 2.21.0: `_get_default_strategy`, `_get_default_replica_context`, shared by all threads
 and so left unchanged; `ReplicaContext._local_replica_id`, whose copy of a variable is read; `collective_util.Options`,
@@ -17,7 +17,7 @@ from tensorflow.python.distribute import collective_util, distribute_lib
 
 
 def of_no_strategy(index: int = 0) -> Any:
-    """Return a context in which what is traced is for one device, also in the scope of a strategy."""
+    """Return a context in which code is traced for one device, even in the scope of a strategy."""
     context = tf.distribute.ReplicaContext(distribute_lib._get_default_strategy(), index)
     context._local_replica_id = 0
     return context
@@ -25,7 +25,7 @@ def of_no_strategy(index: int = 0) -> Any:
 
 @contextlib.contextmanager
 def exchanging_by(*, all_gather: Callable[..., Any], all_reduce: Callable[..., Any]) -> Iterator[None]:
-    """Let this thread's replica context exchange by other functions inside; outside of replicas nothing changes."""
+    """Let this thread's replica context use these functions within the block; outside of replicas nothing changes."""
     context = tf.distribute.get_replica_context()
     if context is None or context is distribute_lib._get_default_replica_context():
         yield
@@ -48,7 +48,7 @@ def own_all_reduce(context: Any) -> Callable[..., Any]:
 
 
 class ValueOptions(collective_util.Options):
-    """Communication options with the labels of one `all_reduce`'s values; TensorFlow passes them on unchanged."""
+    """Communication options with labels for the values of one `all_reduce`; TensorFlow passes them on unchanged."""
 
     def __init__(self, labels: Sequence[str], *, keep_duplicate_indices: bool = True) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ValueOptions(collective_util.Options):
 
 
 def owned(value: Any) -> Any:
-    """Give a captured function input an op of its own: a collective on a bare input has no device to go to."""
+    """Give each tensor an op of its own, because a collective on a captured input of a function has no device."""
     return tf.nest.map_structure(_owned, value, expand_composites=False)
 
 
@@ -66,12 +66,12 @@ def _owned(value: Any) -> Any:
         return tf.identity(value)
     if value.dense_shape is None or tf.is_tensor(value.dense_shape):
         return value
-    # A shape in Python's numbers is as good, but TensorFlow's collectives of rows look at its dtype.
+    # A shape of Python numbers has no dtype, which TensorFlow's collectives of rows read.
     return tf.IndexedSlices(value.values, value.indices, tf.convert_to_tensor(value.dense_shape))
 
 
 def told(options: Any) -> dict[str, Any]:
-    """Return the arguments of `reduced_by` that communication options hold."""
+    """Return the arguments for `reduced_by` in communication options."""
     known = isinstance(options, ValueOptions)
     return {
         "labels": options.labels if known else None,
@@ -80,7 +80,7 @@ def told(options: Any) -> dict[str, Any]:
 
 
 def packed(options: Any, bucket_bytes: int) -> Any:
-    """Return communication options with a size for packs, where they have none."""
+    """Return communication options, with a size of packs added if they have none."""
     if options is not None and options.bytes_per_pack:
         return options
     return (options or tf.distribute.experimental.CommunicationOptions()).merge(

@@ -1,7 +1,7 @@
-"""`ReplicaServices`: all that a strategy gives the replicas of a process for a step, in one typed value.
+"""The services that a strategy offers to the replicas of a process in a step, in one typed value.
 
-A strategy builds it once and puts it on its extended object, the one place that both TensorFlow's code and a replica's
-step reach. `services` reads it.
+A strategy builds the value once and stores it in its extended object, which both TensorFlow's code and a replica's step
+can reach. `services` reads it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 class Collective(Protocol):
-    """A `tfdist.collectives.collective.Collective`, as far as a step uses it."""
+    """The part of `tfdist.collectives.collective.Collective` that a step uses."""
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str) -> list[tf.Tensor]:
         """Return the sums over the members."""
@@ -25,7 +25,7 @@ class Collective(Protocol):
 
 
 class Traced(Protocol):
-    """A `tfdist.collectives.traced.TracedCollective`, as far as a step uses it."""
+    """The part of `tfdist.collectives.traced.TracedCollective` that a step uses."""
 
     size: int
     rank: int
@@ -33,7 +33,7 @@ class Traced(Protocol):
     def all_reduce(
         self, values: Sequence[Any], labels: Sequence[str] = (), *, keep_duplicate_indices: bool = True
     ) -> list[Any]:
-        """Return the sums over the members, in the order given."""
+        """Return the sums over the members, in the order of the values."""
 
     def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return the rows of all members."""
@@ -47,11 +47,11 @@ class WeightParts:
     """The functions by which a process holds parts of weights.
 
     Attributes:
-        shardings_of: the sharding of a new weight on each replica of this process, given its path, shape, dtype and
-            whether it is trainable; None for a whole weight.
-        initial: the parts of the first process's initial value, given a callable that returns the whole value, Keras'
-            initializer behind it or None, the dtype, and the shardings.
-        gathers: a `Gathers`, where a step gathers whole weights.
+        shardings_of: a function that returns the sharding of a new weight on each replica of this process, or None for
+            a whole weight. It takes the weight's path, shape and dtype, and whether it is trainable.
+        initial: a function that returns the parts of the first process's initial value. It takes a function that
+            returns the whole value, Keras' initializer behind it or None, the dtype, and the shardings.
+        gathers: a `Gathers` if steps gather whole weights, or None.
     """
 
     shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Any] | None]
@@ -75,17 +75,17 @@ class ReplicaServices:
         collectives: for each replica of this process, its member of the collective of all replicas that TensorFlow's
             collectives reach.
         traced: for each replica, the collective that reduces inside the replica; empty: TensorFlow's own reductions.
-        rows: the same for rows of tables beside TensorFlow's own reductions. Those bind an operation of a function to
-            the number of rows that it gathers first, until the function returns: another number in a loop fails.
-        bucket_bytes: bytes that are reduced together; 0: all in one.
+        rows: the same for rows of tables only, if TensorFlow reduces other values. TensorFlow's own operation is bound
+            to the first number of rows that it gathers until the function returns, so another number in a loop fails.
+        bucket_bytes: number of bytes that are reduced together; 0: all together.
         after_trace: called after a replica's function was traced.
         before_update: called before an optimizer updates a variable; may raise.
-        compare_variable: compares the path, shape and dtype of a new variable between workers, before the chief's
-            value of it is asked for.
+        compare_variable: compares the path, shape and dtype of a new variable between workers, before they receive the
+            chief's value.
         weights: the functions by which this process holds parts of weights; None: weights are whole.
         sharding: a `tfdist.gradients.sharding.sharded_slots.OptimizerSharding`; None: each replica has all slots.
-        is_apart: whether a step spans some of the replicas alone, as between two meetings of workers: those of
-            `traced`, of this process or of several.
+        is_apart: whether a step spans only the replicas of `traced`, in this process or in several, as between two
+            meetings of workers.
     """
 
     collectives: Sequence[Collective] = ()
@@ -110,6 +110,6 @@ class HasServices:
 
 
 def services(strategy: tf.distribute.Strategy) -> ReplicaServices:
-    """Return the services of a strategy; the empty ones where the strategy is not tfdist's."""
+    """Return the services of a strategy; empty services if the strategy is not tfdist's."""
     extended = strategy.extended
     return extended.services if isinstance(extended, HasServices) else _NONE

@@ -1,9 +1,9 @@
-"""A traced function of tensors that is called without matching them with its parameters again.
+"""A traced function of tensors that is called without matching its arguments again.
 
-`tf.function` binds and compares its arguments at each call, which takes as long as a short step computes. The tensors
-of a layout always match.
+`tf.function` binds and compares its arguments at each call, which takes as long as the computation of a short step. The
+tensors of a layout always match.
 
-Private names, read in TensorFlow 2.21.0: `ConcreteFunction._call_flat`, the call behind this matching.
+Private names, read in TensorFlow 2.21.0: `ConcreteFunction._call_flat`, the call that follows the matching.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 
 class TracedCall:
-    """A `tf.function` with an input signature; its caller has tensors of just that signature."""
+    """A `tf.function` with an input signature, whose caller always passes tensors of that signature."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -30,12 +30,12 @@ class TracedCall:
         return self._concrete
 
     def of_flat(self) -> Callable[[list[tf.Tensor]], Any]:
-        """Return a function of all tensors in one list, those within composite tensors as well, for the next call."""
+        """Return a function for the next call, which takes all tensors in one list, also those of composite tensors."""
         concrete = self.get_concrete_function()
         return functools.partial(concrete._call_flat, captured_inputs=concrete.captured_inputs)
 
     def __call__(self, *tensors: Any) -> Any:
-        """Call it as any `tf.function`."""
+        """Call the function like any `tf.function`."""
         return self._function(*tensors)
 
 

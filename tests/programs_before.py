@@ -1,0 +1,140 @@
+"""The programs that the migration pages start from, run with the libraries that they use: `make moving`.
+
+Each library has an environment of its own, because none of them goes with the versions that tfdist needs. The two
+programs whose libraries tfdist installs anyway are run by tests/integration/test_docs_pages.py.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """A program of a migration page: what it needs, how its own users start it, and what comes of it."""
+
+    requirements: Sequence[str]
+    pinned: Sequence[str] = ()  # installed without their dependencies, whose pins contradict each other
+    launcher: Sequence[str] = ()
+    #: part of the error that the page tells of; none where the program ends well
+    fails: str = ""
+    #: files that it leaves behind
+    leaves: Sequence[str] = ()
+
+
+PROGRAMS = {
+    "accelerate": Before(
+        requirements=("accelerate==1.15.0", "torch==2.14.1", "numpy==2.1.3"),
+        launcher=("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"),
+        leaves=("backup", "model.pt"),
+    ),
+    "ray-train": Before(
+        requirements=("ray[train]==2.60.0", "tensorflow==2.21.0", "keras==3.15.1"),
+        fails="with an unsupported type (<class 'tensorflow.python.distribute.values.PerReplica'>)",
+    ),
+    "streaming": Before(requirements=("mosaicml-streaming==0.13.0", "torch==2.14.1"), leaves=("checkpoint.pt",)),
+    # its own pins name a jaxlib that not every index has, and it does without
+    "tff": Before(
+        pinned=(
+            "tensorflow-federated==0.87.0",
+            "tensorflow-privacy==0.9.0",
+            "tensorflow-model-optimization==0.7.5",
+            "tensorflow-probability==0.22.1",
+            "dp-accounting==0.4.3",
+            "google-vizier==0.1.11",
+            "jax==0.4.13",
+            "jaxlib==0.4.13",
+        ),
+        requirements=(
+            "tensorflow-cpu==2.14.1",
+            "numpy==1.25.2",
+            "scipy==1.9.3",
+            "pandas==1.5.3",
+            "scikit-learn==1.2.2",
+            "attrs==23.2.0",
+            "cachetools==5.3.3",
+            "cloudpickle",
+            "decorator",
+            "dm-tree==0.1.8",
+            "farmhashpy==0.4.0",
+            "googleapis-common-protos==1.61.0",
+            "ml-dtypes==0.2.0",
+            "opt-einsum",
+            "portpicker",
+            "semantic-version",
+            "sqlalchemy==1.4.20",
+            "tqdm",
+            "typing-extensions==4.5.0",
+        ),
+    ),
+}
+
+
+def sides(page: str) -> tuple[str, str]:
+    """Return the programs before and after of the one diff of a migration page."""
+    text = (DOCS / f"moving-from-{page}.md").read_text(encoding="utf-8")
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = diff.splitlines()
+    if wrong := [line for line in lines if line[:1] not in ("", " ", "+", "-")]:
+        raise ValueError(f"{page}: {wrong[0]!r} is no line of a diff; begin it with ' ', '+' or '-'")
+    before, after = ("\n".join(line[1:] for line in lines if line[:1] != other) + "\n" for other in "+-")
+    return before, after
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 where every program ends as its page says, 1 where one does not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.programs_before", description=__doc__)
+    parser.add_argument("--page", action="append", choices=PROGRAMS, help="all by default; they take 9 GB")
+    parser.add_argument("--folder", type=Path, default=Path("runs/moving"), help="of environments and outputs")
+    given = parser.parse_args(arguments)
+    problems = {page: _problem(page, PROGRAMS[page], given.folder.resolve() / page) for page in given.page or PROGRAMS}
+    for page, problem in problems.items():
+        print(f"{page}: {problem or 'ends as the page says'}")
+    return 1 if any(problems.values()) else 0
+
+
+def _problem(page: str, program: Before, folder: Path) -> str:
+    """Run a program in its environment; return what is not as its page says, or nothing."""
+    python = _environment(program, folder / "environment")
+    run = folder / "run"
+    subprocess.run(["rm", "-rf", run], check=True)
+    run.mkdir()
+    (run / "train.py").write_text(sides(page)[0], encoding="utf-8")
+    output = folder / "output.txt"
+    with output.open("wb") as file:
+        command = [python, *program.launcher, "train.py"]
+        done = subprocess.run(command, cwd=run, stdout=file, stderr=subprocess.STDOUT, timeout=_SECONDS, check=False)
+    if program.fails:
+        told = program.fails in output.read_text(encoding="utf-8", errors="replace")
+        return "" if done.returncode and told else f"it should fail with {program.fails!r}: {output}"
+    if done.returncode:
+        return f"it ends with {done.returncode}: {output}"
+    missing = [name for name in program.leaves if not (run / name).exists()]
+    return f"it leaves no {missing[0]}: {output}" if missing else ""
+
+
+def _environment(program: Before, folder: Path) -> Path:
+    """Return the Python of the environment, which is made where it is not there or lacks something."""
+    python, whole = folder / "bin" / "python", folder / "requirements.txt"
+    wanted = "\n".join([*program.requirements, *program.pinned])
+    if whole.exists() and whole.read_text(encoding="utf-8") == wanted:
+        return python
+    print(f"Installing {program.requirements[0]} and what it needs into {folder}", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *program.requirements], check=True)
+    if program.pinned:
+        subprocess.run([*install, "--no-deps", *program.pinned], check=True)
+    whole.write_text(wanted, encoding="utf-8")
+    return python
+
+
+if __name__ == "__main__":
+    sys.exit(main())
