@@ -16,7 +16,6 @@ from tensorflow.python.eager import context
 
 from tests import private_names
 from tests.private_objects import (
-    adam,
     attention,
     callback,
     device_queues,
@@ -126,9 +125,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_var_to_optimizer_idx": lambda: keras.optimizers.MultiOptimizer,
     },
     "keras/fused_updates.py": {"_get_variable_index": optimizer},
-    "keras/shared_scalars.py": each(
-        "_backend_update_step _get_variable_index _momentums _velocities _velocity_hats", adam
-    ),
     "keras/sharded_optimizer.py": {
         **each("_all_reduce_sum_gradients _apply_weight_decay _backend_apply_gradients", optimizer),
         **each("_backend_update_step _clip_gradients _distributed_tf_update_step _iterations", optimizer),

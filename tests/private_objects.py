@@ -106,13 +106,6 @@ def optimizer() -> keras.optimizers.Optimizer:
     return made
 
 
-@functools.cache
-def adam() -> keras.optimizers.Optimizer:
-    made = keras.optimizers.Adam(amsgrad=True)
-    made.build([keras.Variable([1.0], name="kernel")])
-    return made
-
-
 def callback(name: str) -> type:
     return next(kind for kind, names in keras_callbacks._FIELDS.items() if name in names)
 

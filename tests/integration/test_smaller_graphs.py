@@ -1,7 +1,6 @@
 """Graphs of a step with fewer operations than Keras and TensorFlow make: the numbers are theirs, bit for bit."""
 
 import gc
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,30 +10,11 @@ import pytest
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer
-from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras.symbolic import known_outputs
 from tfdist.compat.tensorflow.steps import static_packs
 from tfdist.compat.tensorflow.steps.traced_call import TracedCall
 
 pytestmark = pytest.mark.quick
-
-SHAPE = (7, 3)
-VARIABLES = 3
-KINDS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
-    "plain": lambda: keras.optimizers.Adam(0.037),
-    "amsgrad": lambda: keras.optimizers.Adam(0.037, amsgrad=True, global_clipnorm=1.0),
-    "decay": lambda: keras.optimizers.AdamW(0.037, weight_decay=0.01, use_ema=True),
-    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.01])),
-    "accumulation": lambda: keras.optimizers.Adam(0.037, gradient_accumulation_steps=2),
-    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.037)),
-}
-
-
-class Halved(keras.optimizers.Adam):
-    """An update of the user's own."""
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        super().update_step(gradient / 2, variable, learning_rate)
 
 
 class Scaled(keras.layers.Layer):
@@ -42,55 +22,6 @@ class Scaled(keras.layers.Layer):
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         return 2 * x
-
-
-def trained(optimizer: keras.optimizers.Optimizer, *, dtype: str = "float32", rows: bool = False) -> Any:
-    """The values of all variables after six steps, and how often the graph of a step raises to a power."""
-    draw = np.random.default_rng(5)
-    variables = [keras.Variable(draw.normal(size=SHAPE), dtype=dtype) for _ in range(VARIABLES)]
-    optimizer.build(variables)
-
-    @tf.function
-    def step(gradient: tf.Tensor) -> None:
-        dense = [gradient * factor for factor in (1, 2, 3)]
-        given = [tf.IndexedSlices(one[:2], tf.constant([4, 4]), SHAPE) for one in dense] if rows else dense
-        optimizer.apply(given, variables)
-
-    for _ in range(6):
-        step(tf.constant(draw.normal(size=SHAPE), dtype))
-    graphs = step.get_concrete_function(tf.TensorSpec(SHAPE, dtype)).graph.as_graph_def()
-    used = Counter(node.op for nodes in [graphs, *graphs.library.function] for node in nodes_of(nodes))
-    return [np.asarray(one.value, np.float64) for one in (*variables, *optimizer.variables)], used["Pow"]
-
-
-def nodes_of(graph: Any) -> Any:
-    return graph.node if hasattr(graph, "node") else graph.node_def
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_variables_of_adam_share_what_follows_from_the_step(kind: str, dtype: str) -> None:
-    expected, for_each = trained(KINDS[kind](), dtype=dtype)
-    one = KINDS[kind]()
-    keras_optimizer.override(one)
-    found, shared = trained(one, dtype=dtype)
-    assert for_each - shared == 2 * (VARIABLES - 1)
-    for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-@pytest.mark.parametrize(
-    ("make", "rows"),
-    [pytest.param(lambda: Halved(0.1), False, id="own update"), pytest.param(KINDS["plain"], True, id="rows")],
-)
-def test_other_updates_stay_as_they_are(make: Any, rows: bool) -> None:
-    expected, for_each = trained(make(), rows=rows)
-    one = make()
-    keras_optimizer.override(one)
-    found, made = trained(one, rows=rows)
-    assert made == for_each
-    for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
 
 
 def model(*, own: bool = False) -> keras.Model:

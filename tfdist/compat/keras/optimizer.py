@@ -35,7 +35,7 @@ from keras.optimizers import (
     RMSprop,
 )
 
-from tfdist.compat.keras import fused_updates, keras_variables, shared_scalars
+from tfdist.compat.keras import fused_updates, keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
@@ -115,7 +115,6 @@ def override(
     # one that updates parts of variables has its own
     own.setdefault("_overwrite_model_variables_with_average_value", lambda variables: _overwrite(optimizer, variables))
     fused_updates.let_update_in_one_pass(optimizer)
-    shared_scalars.let_variables_share_scalars(optimizer)
     for inner in inner_optimizers(optimizer):
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
