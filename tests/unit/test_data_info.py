@@ -145,7 +145,7 @@ def test_help_teaches() -> None:
     assert [name for name in ("write", "index", "info", "verify", "repair") if name not in output] == []
     for command, words in {
         "verify": ("--quick", "--json", "Exit code", "s3://"),
-        "repair": ("--rebuild-manifest", "--drop-missing", "revision", "Killed"),
+        "repair": ("--rebuild-manifest", "--drop-missing", "revision", "killed"),
         "info": ("--plot", "--json", "balance"),
         "index": ("--label", "--schema", "as they are", "GZIP"),
     }.items():

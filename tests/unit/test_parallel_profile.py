@@ -99,7 +99,7 @@ def written(folder: Path, change: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("change", "kind", "place", "fact"),
     [
-        ({"kind": "other"}, ConfigError, "", "no profile of layers"),
+        ({"kind": "other"}, ConfigError, "", "not a profile of layers"),
         ({"version": 2}, ConfigError, "", "version 2"),
         ({"layers": {}}, ConfigError, ": layers", "list"),
         ({"layers": [3]}, ConfigTypeError, ": layers[0]", "object"),
@@ -107,7 +107,7 @@ def written(folder: Path, change: dict[str, Any]) -> Path:
         ({"batch": "32"}, ConfigTypeError, ": batch", "'32'"),
         ({"batch_size": 3}, ConfigError, "", "'batch_size'"),
         ({"machine": {"cores": 2}}, ConfigTypeError, ": machine", "texts"),
-        ({"alone": 3}, ConfigError, ": alone", "no profile of layers"),
+        ({"alone": 3}, ConfigError, ": alone", "not a profile of layers"),
     ],
 )
 def test_what_is_no_profile_is_refused(

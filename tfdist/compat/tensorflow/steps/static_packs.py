@@ -24,13 +24,7 @@ def can_pack(values: list[Any]) -> bool:
 
 
 def sums(reduce: Callable[[list[Any], Any], list[Any]], values: list[tf.Tensor], options: Any) -> list[tf.Tensor]:
-    """Return the sums of values in packs of the options' size.
-
-    Args:
-        reduce: TensorFlow's reduction of a list of tensors by options, which makes packs from the last to the first.
-        values: what `can_pack` accepts.
-        options: the communication options, with a size for packs.
-    """
+    """Return the sums of values that `can_pack` accepts, by a reduction that makes packs from the last to the first."""
     packs = cross_device_utils.group_by_size(values, options.bytes_per_pack)
     sent = [owned(pack[0]) if len(pack) == 1 else _joined(pack) for pack in packs]
     each_alone = options.merge(tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1))
