@@ -89,7 +89,7 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
         given = keras_model.input_of(fit.epoch_iterator)
         source = function.source if isinstance(function, Steps) else None
         if isinstance(source, _ReplicaSteps) and isinstance(given, Input):
-            source.run.make(given.layout, has_one_graph=given.has_one_graph)
+            source.make(given)
 
     step_clock().stand_by(make_step)
 
@@ -226,12 +226,14 @@ class _ReplicaSteps:
             return None
         count = batches.free(left)
         count = local_steps.left(self._model, count, training=self.training)
-        if count == 1 and self.run.can_run_next(batches.layout):
-            with self._stepping() as done:
+        if count == 1:
+            with self._stepping() as done:  # the step may be traced here, by the services of its synchronization
+                if not self.run.can_run_next(batches.layout):
+                    return None
                 last, taken = self.run.next_of(batches)
             done(taken)
             return count, taken, last
-        if count < 2:
+        if not count:
             return None
         with self._stepping() as done:
             last, rows = self.run.several(batches, count)
@@ -251,6 +253,11 @@ class _ReplicaSteps:
         if step_clock().counts_examples:
             self._note_trained([_examples(element, self._strategy, whole=whole)])
         return logs
+
+    def make(self, given: Input) -> None:
+        """Make the function of a step on this input without running a step."""
+        with self._stepping():
+            self.run.make(given.layout, has_one_graph=given.has_one_graph)
 
     def _stepping(self) -> contextlib.AbstractContextManager[Callable[[int], None]]:
         return local_steps.stepping(self._model, self.run.forget, self.tried.rules, training=self.training)
