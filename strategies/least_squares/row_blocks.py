@@ -26,7 +26,7 @@ class Block:
         gram = factors.T @ factors + regularisation * np.eye(factors.shape[1], dtype=factors.dtype)
         if self._solver:
             return self._solver.solve(gram, factors, *self._entries)
-        inverse = np.linalg.inv(np.linalg.cholesky(gram))  # with Y L'^-1 for Y, the matrix that all rows share is the identity
+        inverse = np.linalg.inv(np.linalg.cholesky(gram))  # with Y L'^-1 for Y, all rows share the identity
         white = factors @ inverse.T
         return np.concatenate([solved(white, *batch) for batch in self._batches]) @ inverse
 

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstddef>
 
-// Functions for one kind of processor must inline the functions that they call; otherwise those are compiled for any kind.
+// Functions for one kind of processor must inline the functions that they call, or those are compiled for any kind.
 #define TFDIST_PART inline __attribute__((always_inline))
 
 namespace tfdist {
@@ -71,7 +71,7 @@ TFDIST_PART void add_products(T* matrix, const T* rows, std::size_t count, std::
   }
 }
 
-// Replace each matrix by U with U'U = matrix, and solve U'z = right side. The diagonal has the reciprocals of U's diagonal.
+// Replace each matrix by U with U'U = matrix, and solve U'z = right side. The diagonal has reciprocals of U's.
 // `fine` becomes false for each matrix that is not positive definite.
 template <typename T, std::size_t kBytes>
 TFDIST_PART void factorise(T* systems, std::size_t size, bool* fine) {

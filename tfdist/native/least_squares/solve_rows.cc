@@ -14,7 +14,7 @@ namespace tfdist {
 namespace {
 
 constexpr std::int64_t kPacked = 64;  // entries of a row at a time: their factors stay in the L1 cache
-constexpr std::int64_t kAhead = 8;    // entries by which the prefetch is ahead: factors of columns are scattered in memory
+constexpr std::int64_t kAhead = 8;    // entries to prefetch ahead: factors of columns are scattered in memory
 
 template <typename T>
 struct Problem {
