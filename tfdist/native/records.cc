@@ -31,8 +31,8 @@ namespace {
 constexpr uint64_t kHeader = 12;   // uint64 length of the payload, uint32 masked CRC of these eight bytes
 constexpr uint64_t kFraming = 16;  // the header, and uint32 masked CRC of the payload behind it
 
-// How a record lies in its file: with what before its payload, and with what in all besides. Files of other libraries
-// have bytes without a frame, which nothing can check.
+// The frame of a record in its file: the bytes before the payload, and all bytes besides the payload. Files of other
+// libraries have no frames, so nothing can check their bytes.
 struct Frame {
   uint64_t header, all;
 };
