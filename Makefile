@@ -9,7 +9,7 @@
 #   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
 #   make compat TENSORFLOW=2.18.1 [KERAS=3.15.1]  test_compat and a part of verify beside these versions; RING=1: Horovod too
 #   make ecosystem  models of keras-hub, keras-rs, keras-tuner and keras.applications under every strategy, beside one device
-#   make moving     the programs that the migration pages start from, each with its library in runs/moving
+#   make moving     the original programs of the migration pages, each with its library in runs/moving
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make ops        the ops that tfdist compiles for itself
 #   make sanitize   the test programs of what is written in C++, under ThreadSanitizer and AddressSanitizer
@@ -20,7 +20,7 @@
 #   make package    the wheel and the source distribution, in dist/, checked as a package index checks them
 #   make docker-lock  the requirements of the images, pinned and hashed anew
 #   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, half an hour;
-#                     TARGET=gpu the image `gpu`, in which nothing needs a GPU
+#                     TARGET=gpu the image `gpu`, whose checks need no GPU
 #   make clean      remove what builds, tests and runs leave behind, and .venv
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
 
@@ -109,7 +109,7 @@ compat: $(STAMP)
 ecosystem: $(ECOSYSTEM_STAMP) horovod ops
 	@$(ECOSYSTEM)/bin/python -m ecosystem $(MODELS:%=--model %) $(STRATEGIES:%=--strategy %) $(if $(AGAIN),--again)
 
-# Each program has an environment of its own under runs/moving, 9 GB in all; PAGES="accelerate tff" runs some.
+# Each program has its own environment under runs/moving, 9 GB in all; PAGES="accelerate tff" runs some.
 moving: $(STAMP)
 	@$(BIN)/python -m tests.programs_before $(PAGES:%=--page %)
 

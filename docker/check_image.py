@@ -1,4 +1,4 @@
-"""Build an image with buildah on a debootstrapped Debian, run it with runc, and print what was seen.
+"""Build an image with buildah on a debootstrapped Debian, run it with runc, and print the results.
 
     make docker-test              as root, on a machine with: apt-get install buildah debootstrap runc iproute2
     make docker-test TARGET=gpu   the image `gpu`, here without a GPU; it takes 30 GB of disk
@@ -40,7 +40,7 @@ for process in psutil.process_iter():
 
 
 class Built(NamedTuple):
-    """An image that was built, and the folder that it is in."""
+    """A built image, and its folder."""
 
     store: Store
     target: str
@@ -113,7 +113,7 @@ def the_doctor_finds_no_problem(built: Built) -> str:
     seen = {finding["check"]: finding for finding in findings}
     require(seen["native"]["level"] == "ok" and seen["horovod"]["level"] == "ok", json.dumps(seen, indent=1))
     said = {name: seen[name]["seen"] for name in ("native", "horovod", "gpus")}
-    if built.target == "gpu":  # and no GPU is handed to containers here
+    if built.target == "gpu":  # these containers get no GPU
         require("CUDA" in said["gpus"] and "driver" in said["gpus"], said["gpus"])
     return "no problem; " + "; ".join(f"{name}: {text}" for name, text in said.items())
 

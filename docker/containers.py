@@ -38,7 +38,7 @@ def make_root(folder: Path, *, release: str) -> Path:
         run("debootstrap", "--variant=minbase", "--include=ca-certificates", release, making, MIRROR)
         if OWN_CERTIFICATES.is_dir():
             shutil.copytree(OWN_CERTIFICATES, making / OWN_CERTIFICATES.relative_to("/"), dirs_exist_ok=True)
-            run("chroot", making, "env", "--unset=TMPDIR", "update-ca-certificates")  # our TMPDIR is not in there
+            run("chroot", making, "env", "--unset=TMPDIR", "update-ca-certificates")  # our TMPDIR does not exist there
         for left in (*(making / "var/cache/apt/archives").glob("*.deb"), *(making / "var/lib/apt/lists").glob("*_*")):
             left.unlink()
         making.rename(root)

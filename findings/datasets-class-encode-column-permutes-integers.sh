@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Finding: class_encode_column gives integer labels other numbers: 10 becomes 2, and 2 becomes 4.
+# Finding: class_encode_column renumbers integer labels: 10 becomes 2, and 2 becomes 4.
 #
 # Versions: datasets 5.2.0, pyarrow 26.0.1, NumPy 2.3.5, Python 3.11.
-# Behaviour: it turns a column into classes, as stratified splits need, by the text of each value, and sorts texts: 0,
-# 1, 10, 11, 2. So labels that already are 0 to 11 become others from eleven classes on, and the accuracy of a model
-# that was trained on the labels of the files is that of guessing. Two splits that were encoded one by one disagree if
-# one of them lacks a class. The names are right, so that int2str gives the label back; nothing is raised.
+# Behaviour: class_encode_column turns a column into classes, as stratified splits need, and sorts the values as texts:
+# 0, 1, 10, 11, 2. So labels that already are 0 to 11 are renumbered if there are eleven classes or more. A model that
+# was trained on the labels of the files then has the accuracy of guessing. Two splits that are encoded separately
+# disagree if one of them lacks a class. The names are right, so int2str returns the original label; nothing is raised.
 # Output seen: 0 to 11 become [0, 1, 4, 5, 6, 7, 8, 9, 10, 11, 2, 3]; 2 is 4 of twelve classes, and 2 of the first ten
 # The script fails if that changes.
 set -euo pipefail

@@ -4,7 +4,7 @@
 # Versions: datasets 5.2.0, dill 0.4.1, NumPy 2.3.5, Python 3.11.
 # Behaviour: results are stored under a hash of the function, so that another function is computed anew. A function of
 # the script itself is hashed by its code. One that is imported from a module is hashed by its name, also where a
-# function of the script calls it. So someone who keeps the preprocessing in a module, and mends it there, goes on
+# function of the script calls it. So someone who keeps the preprocessing in a module, and fixes it there, continues
 # training with the data from before, in every later run. Nothing says so.
 # Output seen: + 1 became + 1000: in the script [1000], imported [1], called by a function of the script [1]
 # The script fails if that changes.

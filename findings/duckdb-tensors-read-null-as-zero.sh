@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Finding: DuckDB's tensors of TensorFlow have 0 and False where the table has NULL.
+# Finding: DuckDB's TensorFlow tensors have 0 and False where the table has NULL.
 #
 # Versions: DuckDB 2.0.1, TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
-# Behaviour: a relation's `fetchnumpy` returns masked arrays, whose mask says what is NULL. Its `tf` makes tensors of
-# the same arrays, and TensorFlow takes the values without the mask: NULL is 0, 0.0 or False. A label that is missing is
-# a negative one, a mean counts missing values as zeros, and no number is left that could be found later, as NaN would.
-# `df` keeps NULL as a missing value. Nothing is raised.
+# Behaviour: a relation's `fetchnumpy` returns masked arrays, whose mask marks NULL. Its `tf` makes tensors of the same
+# arrays, and TensorFlow takes the values without the mask: NULL becomes 0, 0.0 or False. A missing label becomes a
+# negative one, and a mean counts missing values as zeros. Unlike NaN, these zeros cannot be found later. `df` keeps
+# NULL as a missing value. Nothing is raised.
 # Output seen: NULL as int64 0, double 0.0, boolean False; mean of 2, 4, NULL: 2.0 instead of 3.0
 # The script fails if that changes.
 set -euo pipefail

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Finding: whether a certain and wrong prediction has a gradient depends on the policy, and on a Reshape.
+# Finding: whether a confident wrong prediction has a gradient depends on the policy, and on a Reshape.
 #
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, Python 3.11.
-# Behaviour: a cross-entropy of probabilities clips them at 1e-7, so that beyond a loss of 16.1 the gradient is zero. On
-# TensorFlow Keras looks for the logits behind a softmax and takes those, which keeps the gradient. Under a mixed policy
-# the loss casts the probabilities to float32 first, and finds none; nor behind a Reshape. The model is the same, its
-# loss is smaller, and the examples that it gets most wrong never change it. sigmoid and binary_crossentropy are alike.
-# A softmax of its own with dtype="float32", or from_logits=True, keeps the gradient.
+# Behaviour: a cross-entropy of probabilities clips them at 1e-7, so beyond a loss of 16.1 the gradient is zero. On
+# TensorFlow, Keras looks for the logits before a softmax and uses those, which keeps the gradient. Under a mixed policy
+# the loss first casts the probabilities to float32, and finds no logits; nor does it find them through a Reshape. The
+# model is the same and its loss is smaller, but the examples with the largest errors never change it. sigmoid and
+# binary_crossentropy behave alike. A separate softmax with dtype="float32", or from_logits=True, keeps the gradient.
 # Output seen: plain: loss 80.00, weight 40 -> 39; mixed_bfloat16: loss 16.12, weight 40 -> 40;
 # Reshape: loss 16.12, weight 40 -> 40; mixed_bfloat16 with a softmax in float32: loss 80.00, weight 40 -> 39
 # The script fails if that changes.
@@ -38,7 +38,7 @@ found = {
     "mixed_bfloat16 with a softmax in float32": train("mixed_bfloat16", None, [keras.layers.Softmax(dtype="float32")]),
 }
 print("; ".join(f"{name}: loss {loss:.2f}, weight 40 -> {weight:.0f}" for name, (loss, weight) in found.items()))
-# By hand: the loss is 40 - -40, and its gradient 1 to within exp(-80); that of a clipped one is 0.
+# By hand: the loss is 40 - -40, and its gradient is 1 to within exp(-80). A clipped loss has the gradient 0.
 right, clipped = (80.0, 39.0), (round(-np.log(1e-7), 2), 40.0)
 assert list(found.values()) == [right, clipped, clipped, right], "the behaviour has changed"
 PROGRAM

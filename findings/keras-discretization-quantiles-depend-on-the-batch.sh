@@ -2,10 +2,11 @@
 # Finding: bins that Discretization learns from batches miss their quantiles by many times epsilon.
 #
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
-# Behaviour: `adapt` sums up each batch in at most 1 / epsilon points, merges that with the points it has, and sums up
-# again. Each merge adds an error of its own, with one sign at each end, so that the error grows with the number of
-# batches, although epsilon is named an error tolerance. From batches of 100 random numbers the first of ten bins takes
-# 18 % of them, where one batch of all gives each 10 %. Whoever adapts with another batch size trains on other features.
+# Behaviour: `adapt` summarises each batch in at most 1 / epsilon points, merges them with the earlier points, and
+# summarises the result. Each merge adds an error, which has the same sign at each end, so the error grows with the
+# number of batches, although epsilon is called an error tolerance. From batches of 100 random numbers, the first of ten
+# bins gets 18 % of them; from one batch of all, each bin gets 10 %. If `adapt` runs with another batch size, the model
+# trains on other features.
 # Output seen: in batches of 100: first bin 18.1%, last 5.5%, the worst boundary is 0.099 off
 # as one batch: first bin 10.0%, last 10.0%, the worst boundary is 0.000 off
 # The script fails if that changes; last digits may differ.

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Finding: under mixed_bfloat16 the sine encodings of keras-hub are the same for neighbouring positions.
+# Finding: under mixed_bfloat16 the sine encodings of keras-hub are equal for neighbouring positions.
 #
 # Versions: keras-hub 0.32.0, Keras 3.15.1, TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
-# Behaviour: SinePositionEncoding counts positions, and computes their angles, in the policy's compute type. bfloat16
-# has the integers up to 256, every second one up to 512, and every sixteenth near 4096. Of 4096 positions 769 are told
-# apart, and from 100 on encodings are wrong by more than they differ from one another: the angle itself is rounded.
-# float16 merges positions from 2048 on. RotaryEmbedding of the same package computes in float32, and AlibiBias, whose
-# biases merge alike, does not. A model trained so has a context of some hundred tokens; nothing is raised.
+# Behaviour: SinePositionEncoding computes positions and their angles in the policy's compute dtype. bfloat16 represents
+# the integers up to 256, every second one up to 512, and every sixteenth near 4096. Of 4096 positions only 769 have
+# different encodings. From 100 on, errors are larger than the differences between encodings, because the angle itself
+# is rounded. float16 merges positions from 2048 on. RotaryEmbedding of the same package computes in float32. AlibiBias
+# does not, and its biases merge likewise. The context of a model trained this way is some hundred tokens; nothing is
+# raised.
 # Output seen: of 4096 positions: float32 4096 encodings, mixed_bfloat16 769, mixed_float16 3073; the largest error
 # 0.0001, 2.0000, 1.7854; biases of Alibi: float32 4096, mixed_bfloat16 769
 # The script fails if that changes; last digits may differ.
@@ -25,7 +26,7 @@ import tensorflow as tf
 LENGTH, SIZE = 4096, 64
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 position, channel = np.arange(LENGTH)[:, None], np.arange(SIZE)
-angle = position / 10000 ** (2 * (channel // 2) / SIZE)  # as the paper of the Transformer has it
+angle = position / 10000 ** (2 * (channel // 2) / SIZE)  # as in the paper of the Transformer
 oracle = np.where(channel % 2 == 0, np.sin(angle), np.cos(angle))
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Finding: weights of layers in a dictionary are saved by their order, and its keys do not count.
+# Finding: weights of layers in a dictionary are saved by the order of the layers, not by their keys.
 #
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, Python 3.11.
-# Behaviour: `save_weights` names the layers of a dictionary by their class and their place: dense, dense_1. Keys and
-# the names of layers are not in the file. A model whose dictionary has the same keys in another order, because a
-# configuration was sorted or a set was iterated, loads each head's weights into another head, wherever shapes agree.
-# Predictions for the price are those for the size. Nothing is raised or warned of.
+# Behaviour: `save_weights` names the layers of a dictionary by their class and position: dense, dense_1. Keys and layer
+# names are not in the file. A model's dictionary may have the same keys in another order, because a configuration was
+# sorted or a set was iterated. Then each head loads the weights of another head, if shapes agree, and predictions for
+# the price are those for the size. Nothing is raised, and there is no warning.
 # Output seen: saved: price 1.0, size 2.0; loaded by keys in another order: price 2.0, size 1.0; names [dense, dense_1]
 # The script fails if that changes.
 set -euo pipefail
@@ -21,7 +21,7 @@ import h5py
 import keras
 import numpy as np
 
-warnings.simplefilter("error", UserWarning)  # Keras warns so of weights that do not fit
+warnings.simplefilter("error", UserWarning)  # the warning of Keras about weights that do not fit
 
 
 class Heads(keras.Model):

@@ -2,11 +2,12 @@
 # Finding: BatchNormalization(synchronized=True) loses the variance of inputs that are far from zero.
 #
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
-# Behaviour: without `synchronized` the variance is the mean of (x - mean)**2. With it, so that replicas add up sums, it
-# is the mean of x**2 less the square of the mean, in float32, and raised to 0 where it is negative. A thousand standard
-# deviations from zero it is wrong by half, and at 4000 it is 0 for most channels, whose outputs are 32 times too large,
-# by the root of epsilon, and ten times the variance for others. The averages for inference are wrong as well, and no
-# NaN tells of it. One replica is enough: a channel of pressures in pascal, of altitudes or of years will do.
+# Behaviour: without `synchronized` the variance is the mean of (x - mean)**2. With it, the variance is the mean of x**2
+# minus the square of the mean, so that replicas can add up sums. It is computed in float32, and negative values are
+# raised to 0. A thousand standard deviations from zero it is wrong by half. At 4000 it is 0 for most channels, whose
+# outputs are 32 times too large (1 / sqrt(epsilon)), and ten times the variance for others. The averages for inference
+# are also wrong, and no NaN reveals it. One replica is enough: a channel of pressures in pascal, altitudes or years
+# triggers it.
 # Output seen: 64 channels of variance 1 around 1000: plain within 0.001%, synchronized wrong by 65%, 0 are zero
 # 64 channels of variance 1 around 4096: plain within 0.001%, synchronized wrong by 1248%, 34 are zero
 # The script fails if that changes; numbers may differ.

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Finding: the top-5 accuracy of a model that is always wrong is 100 % if its softmax is sure enough.
+# Finding: the top-5 accuracy of a model that is always wrong is 100 % if its softmax is confident enough.
 #
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
-# Behaviour: a class that is as probable as the k-th counts as one of the k, however many tie with it. A softmax in
-# float16 gives 0 to whatever is 17 below the largest logit, and one in float32 to whatever is 104 below, so that behind
-# a sure first class all others tie at 0, and the label is among the first five wherever it stands. The surer the model
-# becomes, the better the metric looks; a model whose outputs are all alike has a top-1 accuracy of 100 % too. The same
-# metric of the logits finds no ties. Nothing is raised.
+# Behaviour: a class that is as probable as the k-th one counts as one of the k, however many classes tie with it. A
+# softmax in float16 gives 0 to every logit at least 17 below the largest, and a softmax in float32 to every logit that
+# is 104 below. So after a confident first class all others tie at 0, and the label is among the first five at any rank.
+# The more confident the model becomes, the better the metric looks. A model whose outputs are all equal also has a
+# top-1 accuracy of 100 %. The same metric of the logits has no ties. Nothing is raised.
 # Output seen: 1000 classes, labels at random places: top-5 of logits 0.003, of float32 0.003, of float16 1.000,
 # of float32 that is surer 1.000; all alike: top-1 1.000, sparse_categorical_accuracy 0.000
 # The script fails if that changes; last digits may differ.

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Finding: Hyperband of keras-tuner goes on with a trial's weights, but with a new optimizer and schedule.
+# Finding: Hyperband of keras-tuner continues with a trial's weights, but with a new optimizer and schedule.
 #
 # Versions: keras-tuner 1.4.8, Keras 3.15.1, TensorFlow 2.21.0, Python 3.11.
-# Behaviour: a promising trial is trained for more epochs from the weights of the one before, and epochs are counted on.
-# The weights are loaded before the optimizer has variables, so that Keras passes over those in the file with a warning
-# about their number: moments begin at zero, and a schedule at its first step. With a cosine over three epochs the best
-# of the first epoch starts again at the full rate and ends at a quarter of it, while one that is trained in one go, as
-# the winner will be, ends at zero. Candidates are ranked by a schedule that nobody will train with.
+# Behaviour: a promising trial is trained for more epochs, from the weights of the previous trial, and the count of
+# epochs continues. The weights are loaded before the optimizer has variables, so Keras skips the optimizer's variables
+# in the file, with a warning about their number. Moments restart at zero, and a schedule at its first step. With a
+# cosine over three epochs, the best trial of the first epoch restarts at the full rate and ends at a quarter of it. A
+# trial without interruption, as the winner is trained later, ends at zero. So candidates are ranked by a schedule that
+# no training uses.
 # Output seen: second epoch: iterations begin at 0 instead of 10, the rate at 0.1000 instead of 0.0750;
 # after the third the rate is 0.0250, in one go 0.0000
 # The script fails if that changes.
@@ -22,7 +23,7 @@ import keras
 import keras_tuner
 import numpy as np
 
-STEPS = 10  # of an epoch
+STEPS = 10  # per epoch
 inputs = np.random.default_rng(0).normal(size=(10 * STEPS, 4)).astype("float32")
 targets = inputs.sum(axis=1, keepdims=True)
 schedule = keras.optimizers.schedules.CosineDecay(0.1, 3 * STEPS)

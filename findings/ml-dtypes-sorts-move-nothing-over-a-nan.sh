@@ -2,11 +2,11 @@
 # Finding: one NaN leaves an array of bfloat16 unsorted, and its median is a number.
 #
 # Versions: ml_dtypes 0.5.4, NumPy 2.3.5, Python 3.11.
-# Behaviour: NumPy's sorts put NaN last, and its functions count on that. The types of ml_dtypes take a NaN for equal to
-# everything, so that a sort moves nothing over it, and the numbers around it stay in no order. `unique` returns values
-# several times, and `median` and `quantile` look for a NaN at the end, find none, and return the number that happens to
-# be in the middle. Those of float32 are NaN. Weights of a run that diverged in one element are such arrays, and a
-# statistic of them looks sound. float8_e4m3fn and float8_e5m2 behave alike. Nothing is raised or warned of.
+# Behaviour: NumPy's sorts put NaN last, and its functions rely on that. The types of ml_dtypes treat a NaN as equal to
+# everything, so a sort moves no value past it, and the numbers around it stay unsorted. `unique` returns some values
+# several times. `median` and `quantile` look for a NaN at the end, find none, and return the number in the middle; in
+# float32 they return NaN. Weights of a run that diverged in one element are such arrays, and their statistics look
+# normal. float8_e4m3fn and float8_e5m2 behave alike. Nothing is raised, and there is no warning.
 # Output seen: bfloat16: sort [3, nan, 1, 2, nan, 0, 1], median 2, unique 7; float32: sort [0, 1, 1, 2, 3, nan, nan],
 # median nan, unique 5; 10,000 numbers with 10 NaN: median -0.0114, sorted at 5 places not
 # The script fails if that changes; the numbers of the last line may differ.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Finding: the characters of a large column sum up modulo 2**32 in Polars.
+# Finding: Polars sums the lengths of a large text column modulo 2**32.
 #
 # Versions: Polars 2.1.0, Python 3.11.
-# Behaviour: lengths of texts, bytes and lists are uint32, and so is their sum: Polars widens sums of 8 and 16 bits
-# only. A corpus of 5 billion characters is said to have 705 million, so that steps, shares of a mixture and prices per
-# token are computed from a seventh. `group_by` does the same, and sums of int32 become negative. `mean` is right, so
-# that the mean times the count is not the sum. NumPy, DuckDB and pyarrow widen all of these. Nothing is raised.
+# Behaviour: lengths of texts, bytes and lists are uint32, and so is their sum, because Polars widens only sums of 8 and
+# 16 bits. A corpus of 5 billion characters appears to have 705 million. Steps, shares of a mixture and prices per token
+# are then computed from a seventh. `group_by` behaves alike, and sums of int32 become negative. `mean` is right, so the
+# mean times the count is not the sum. NumPy, DuckDB and pyarrow widen all of these. Nothing is raised.
 # Output seen: 5,000 texts of 1,000,000 characters: sum 705,032,704, by group 705,032,704, mean times count 5,000,000,000
 # The script fails if that changes.
 set -euo pipefail

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Finding: a big-endian array is right as an eager tensor, and noise as a constant inside of tf.function.
+# Finding: a big-endian array is right as an eager tensor, but noise as a constant in a tf.function.
 #
 # Versions: TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
-# Behaviour: NumPy calls the type of such an array float32 as well, and computes with it as with any other; those of
-# IDX, FITS, NetCDF and of many HDF5 files have this order. An eager tensor, a variable and a data set of it have its
-# numbers. A constant of a graph is written with the array's bytes as they are, and read in the machine's order: class
-# weights, masks or tables that a compiled step closes over become numbers near zero, or of 10**18, and the same step
-# run eagerly is right. `tf.make_tensor_proto` alone does it too. Nothing is raised.
+# Behaviour: NumPy also names the type of such an array float32, and computes with it as with any other. Arrays from
+# IDX, FITS, NetCDF and many HDF5 files have this byte order. An eager tensor, a variable and a dataset have the right
+# numbers. A constant of a graph is written with the array's bytes unchanged, and read in the machine's byte order.
+# Class weights, masks or tables over which a compiled step closes become numbers near zero, or about 10**18, while the
+# same step is right if it runs eagerly. `tf.make_tensor_proto` alone does the same. Nothing is raised.
 # Output seen: [1, 2, 3]: eager [1.0, 2.0, 3.0], in a function [4.6006e-41, 8.9683e-44, 2.3049e-41];
 # of int32 [1, 2]: [16777216, 33554432]
 # The script fails if that changes.

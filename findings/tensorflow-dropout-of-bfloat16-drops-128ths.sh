@@ -2,11 +2,11 @@
 # Finding: dropout in bfloat16 drops whole 128ths: eight times too many for a rate of 0.001.
 #
 # Versions: TensorFlow 2.21.0, Keras 3.15.1, Python 3.11.
-# Behaviour: dropout draws its uniform numbers in the type of its inputs, and bfloat16 has 128 of them in [0, 1). A
-# value is dropped if its number is below the rate, so the rate is rounded up to the next 128th, while what remains is
-# still divided by 1 - rate: the mean of the outputs falls as well. Keras' layer does so under mixed_bfloat16. float16
-# has 1024 numbers, float32 is right, and so is the same layer with jit_compile=True, which therefore is another model.
-# The small rates of attention and of stochastic depth are hit most. Nothing is raised or logged.
+# Behaviour: dropout draws its uniform numbers in the dtype of its inputs, and bfloat16 has only 128 of them in [0, 1).
+# A value is dropped if its number is below the rate, so the rate is rounded up to the next 128th. The remaining values
+# are still divided by 1 - rate, so the mean of the outputs also falls. Keras' layer behaves so under mixed_bfloat16.
+# float16 has 1024 numbers. float32 is right, and so is the same layer with jit_compile=True, which is therefore another
+# model. The small rates of attention and stochastic depth are affected most. Nothing is raised or logged.
 # Output seen: rate 0.001: dropped 0.00099 in float32, 0.00785 in bfloat16, 0.00099 in bfloat16 by XLA; mean 0.9921
 # rate 0.01: dropped 0.00998 in float32, 0.01568 in bfloat16, 0.01009 in bfloat16 by XLA; mean 0.9920
 # The script fails if that changes; last digits may differ.

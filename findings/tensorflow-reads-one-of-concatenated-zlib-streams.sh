@@ -2,9 +2,9 @@
 # Finding: of concatenated ZLIB files of TFRecords TensorFlow reads the first alone; of GZIP files it reads all.
 #
 # Versions: TensorFlow 2.21.0, Python 3.11.
-# Behaviour: two shards with compression_type="GZIP" may be joined by `cat`: the reader goes on with the next member. With
-# "ZLIB" it stops at the end of the first stream, without an error, so half of the records are gone. A plain file cut
-# inside the eight bytes of a record's length also ends early without an error; a cut inside a record raises.
+# Behaviour: two shards with compression_type="GZIP" may be joined by `cat`: the reader continues with the next member.
+# With "ZLIB" it stops at the end of the first stream, without an error, so half of the records are gone. A plain file
+# cut inside the eight bytes of a record's length also ends early without an error; a cut inside a record raises.
 # Output seen: GZIP: 2000; ZLIB: 1000; plain, cut in a length: 1; plain, cut in a record: DataLossError
 # The script fails if that changes.
 set -euo pipefail

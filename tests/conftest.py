@@ -170,13 +170,13 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Let Keras be imported without scikit-learn and matplotlib, for which it has no use here: more than a second."""
+    """Let Keras be imported without scikit-learn and matplotlib, which it does not need here; it saves a second."""
     sys.path.insert(0, light.FOLDER)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let Python not search for garbage among what was imported and collected, which stays: a second each time."""
-    sys.path.remove(light.FOLDER)  # tests may draw, and load the digits
+    """Exclude imported modules and collected tests from garbage collection, which takes a second each time."""
+    sys.path.remove(light.FOLDER)  # tests may draw plots, and load the digits
     gc.freeze()
 
 

@@ -55,7 +55,7 @@ MDS = {"id": "int", "list": "ndarray:int64", "matrix": "ndarray:float32:2,3", "t
 
 
 def in_mds(kind: str, value: Any) -> bytes:
-    """A value as MosaicML writes it; an array without a shape in its encoding begins with rank and length."""
+    """Return a value as MosaicML writes it; an array whose encoding has no shape begins with rank and length."""
     if kind == "int":
         return np.int64(value).tobytes()
     if kind == "str":

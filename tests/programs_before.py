@@ -1,7 +1,7 @@
-"""The programs that the migration pages start from, run with the libraries that they use: `make moving`.
+"""The original programs of the migration pages, run with their own libraries: `make moving`.
 
-Each library has an environment of its own, because none of them goes with the versions that tfdist needs. The two
-programs whose libraries tfdist installs anyway are run by tests/integration/test_docs_pages.py.
+Each library has its own environment, because none of them works with the versions that tfdist needs. Two programs use
+only libraries that tfdist installs anyway; tests/integration/test_docs_pages.py runs these.
 """
 
 import argparse
@@ -18,14 +18,14 @@ _SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """A program of a migration page: what it needs, how its own users start it, and what comes of it."""
+    """A program of a migration page: its requirements, the command that starts it, and its result."""
 
     requirements: Sequence[str]
-    pinned: Sequence[str] = ()  # installed without their dependencies, whose pins contradict each other
+    pinned: Sequence[str] = ()  # installed without dependencies, because their pins conflict
     launcher: Sequence[str] = ()
-    #: part of the error that the page tells of; none where the program ends well
+    #: part of the error that the page shows; empty if the program succeeds
     fails: str = ""
-    #: files that it leaves behind
+    #: files that it writes
     leaves: Sequence[str] = ()
 
 
@@ -40,7 +40,7 @@ PROGRAMS = {
         fails="with an unsupported type (<class 'tensorflow.python.distribute.values.PerReplica'>)",
     ),
     "streaming": Before(requirements=("mosaicml-streaming==0.13.0", "torch==2.14.1"), leaves=("checkpoint.pt",)),
-    # its own pins name a jaxlib that not every index has, and it does without
+    # its own pins require a version of jaxlib that some indexes lack and that it does not need
     "tff": Before(
         pinned=(
             "tensorflow-federated==0.87.0",
@@ -78,7 +78,7 @@ PROGRAMS = {
 
 
 def sides(page: str) -> tuple[str, str]:
-    """Return the programs before and after of the one diff of a migration page."""
+    """Return the programs before and after from the diff of a migration page, which has one diff."""
     text = (DOCS / f"moving-from-{page}.md").read_text(encoding="utf-8")
     (diff,) = re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     lines = diff.splitlines()
@@ -89,10 +89,10 @@ def sides(page: str) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 where every program ends as its page says, 1 where one does not."""
+    """Return 0 if every program ends as its page says, otherwise 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.programs_before", description=__doc__)
     parser.add_argument("--page", action="append", choices=PROGRAMS, help="all by default; they take 9 GB")
-    parser.add_argument("--folder", type=Path, default=Path("runs/moving"), help="of environments and outputs")
+    parser.add_argument("--folder", type=Path, default=Path("runs/moving"), help="folder for environments and outputs")
     given = parser.parse_args(arguments)
     problems = {page: _problem(page, PROGRAMS[page], given.folder.resolve() / page) for page in given.page or PROGRAMS}
     for page, problem in problems.items():
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _problem(page: str, program: Before, folder: Path) -> str:
-    """Run a program in its environment; return what is not as its page says, or nothing."""
+    """Run a program in its environment; return its difference from the page, or an empty text."""
     python = _environment(program, folder / "environment")
     run = folder / "run"
     subprocess.run(["rm", "-rf", run], check=True)
@@ -121,7 +121,7 @@ def _problem(page: str, program: Before, folder: Path) -> str:
 
 
 def _environment(program: Before, folder: Path) -> Path:
-    """Return the Python of the environment, which is made where it is not there or lacks something."""
+    """Return the Python of the environment, which is made if it is missing or incomplete."""
     python, whole = folder / "bin" / "python", folder / "requirements.txt"
     wanted = "\n".join([*program.requirements, *program.pinned])
     if whole.exists() and whole.read_text(encoding="utf-8") == wanted:

@@ -82,7 +82,7 @@ class Training:
         settling: changes of shares before it.
         moving: changes of shares in it.
         shares: at the end.
-        callback: processor seconds of the callback in it, of the worker where it took more.
+        callback: CPU seconds of the callback in a step, of the worker with the larger value.
     """
 
     seconds: float

@@ -1,15 +1,15 @@
-"""A worker's rows of a sparse matrix, and their least squares: compiled, or in NumPy where there is no compiler."""
+"""A worker's rows of a sparse matrix, and their least squares: compiled, or in NumPy if there is no compiler."""
 
 import numpy as np
 
 from tfdist.native import row_solver
 
-ENTRIES = 1 << 13  # that NumPy solves at a time: their factors fit into a processor's cache
+ENTRIES = 1 << 13  # entries that NumPy solves at a time: their factors fit into a processor's cache
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]  # columns, roots of weights and right sides of rows, padded by 0
 
 
 class Block:
-    """Every Nth row; all workers have equally many, some empty."""
+    """Every Nth row; all workers have the same number of rows, some of them empty."""
 
     def __init__(
         self, rows: np.ndarray, columns: np.ndarray, weights: np.ndarray, height: int, worker: int, workers: int
@@ -26,13 +26,13 @@ class Block:
         gram = factors.T @ factors + regularisation * np.eye(factors.shape[1], dtype=factors.dtype)
         if self._solver:
             return self._solver.solve(gram, factors, *self._entries)
-        inverse = np.linalg.inv(np.linalg.cholesky(gram))  # what all rows have in common is 1 with Y L'^-1 for Y
+        inverse = np.linalg.inv(np.linalg.cholesky(gram))  # with Y L'^-1 for Y, all rows share the identity
         white = factors @ inverse.T
         return np.concatenate([solved(white, *batch) for batch in self._batches]) @ inverse
 
 
 def batches(begins: np.ndarray, columns: np.ndarray, weights: np.ndarray) -> list[Batch]:
-    """Return the rows padded in batches of near lengths: neighbours have near lengths, as the fullest come first."""
+    """Return the rows padded in batches of similar lengths; rows come in order of length, the longest first."""
     lengths, rest, found = np.diff(begins), np.arange(len(begins) - 1), []
     while len(rest):
         longest = max(1, lengths[rest].max())
@@ -49,7 +49,7 @@ def solved(factors: np.ndarray, columns: np.ndarray, roots: np.ndarray, right: n
     seen = np.take(factors, columns, axis=0)
     seen *= roots[..., np.newaxis]
     turned, right = seen.swapaxes(1, 2), right[..., np.newaxis]
-    short = columns.shape[1] < factors.shape[1]  # then B'(1 + BB')^-1 r, which is the same, has the smaller system
+    short = columns.shape[1] < factors.shape[1]  # then the equal B'(1 + BB')^-1 r has the smaller system
     system = seen @ turned if short else turned @ seen
     np.einsum("ijj->ij", system)[...] += 1
     found = np.linalg.solve(system, right if short else turned @ right)

@@ -194,7 +194,7 @@ def run_kernel(arguments: list[str]) -> None:
 
 
 def measure_shortly() -> None:
-    """Let a calibration measure for a tenth of the time, here and in forks of this process: how well, nobody asks."""
+    """Let a calibration measure for a tenth of the time, here and in forks; no test needs its precision."""
     from tfdist.tune import calibrating
 
     for name in ("_LINK_SECONDS", "_ENOUGH_SECONDS"):
@@ -254,7 +254,7 @@ def work_for_a_pool() -> None:
 
 
 def work_for_a_task_pool() -> None:
-    """Be a process of a task pool, whose connection is standard input."""
+    """Run as a process of a task pool, whose connection is standard input."""
     let_all_be_imported()
     connection = os.dup(0)
     with open(os.devnull) as nothing:

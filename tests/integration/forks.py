@@ -40,7 +40,7 @@ HELD = "TESTS_HELD"
 KERNEL = "kernel"
 # A command of a fork: import modules, and fork from then on.
 SERVER = "server"
-# A command of a fork: be a process of a task pool.
+# A command of a fork: run as a process of a task pool.
 TASKS = "task worker"
 MODULES = (
     *tfdist.PRELOADED,
@@ -217,7 +217,7 @@ class Forks:
 
     @contextlib.contextmanager
     def for_task_pools(self) -> Iterator[None]:
-        """Let every task pool of this process fork its processes in the block."""
+        """Let every task pool of this process fork its processes inside the block."""
         of_the_module = vars(task_pool)
         own, of_the_module["subprocess"] = of_the_module["subprocess"], TaskProcesses(self.server)
         try:
@@ -248,9 +248,9 @@ class Forks:
 
 
 class TaskProcesses:
-    """The part of `subprocess` that task pools need; it forks their processes, whose standard input is the connection.
+    """The part of `subprocess` that task pools need. It forks their processes, whose standard input is the connection.
 
-    Graphs are optimized in them, as they are in the process of the pool.
+    These processes optimize graphs, like the process of the pool.
     """
 
     DEVNULL = subprocess.DEVNULL

@@ -71,9 +71,9 @@ def require_that_a_saved_model_is_one_devices(pool: WorkerPool, folder: Path, na
 
 
 def require_that_training_goes_on(forking: Forks, folder: Path, *, stage: int, names: list[str]) -> None:
-    """Check that training resumes: with as many workers as if it had never stopped, and with more and fewer.
+    """Check that training resumes with the same number of workers as if it had never stopped, and with more and fewer.
 
-    Of several optimizers the first goes on with more, and the last with fewer.
+    Of several optimizers, the first resumes with more workers, and the last with fewer.
     """
     with start(forking, 2, stage, "native") as two:
         expected = call(two, "begun", folder=str(folder / "two"), names=names)[0]

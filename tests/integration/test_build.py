@@ -132,7 +132,7 @@ def test_a_broken_compiler_is_the_cause_and_the_log_is_kept(tmp_path: Path, cach
 
 
 def test_ctrl_c_ends_what_it_waits_for_and_leaves_nothing(cache: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as index:  # which accepts a request, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as index:  # accepts a request, and never answers
         index.settimeout(DEADLINE_SECONDS)
         silent = {"PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple", "PIP_CONFIG_FILE": os.devnull}
         silent |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "no_proxy": "127.0.0.1"}
@@ -187,7 +187,7 @@ def test_of_two_builds_at_once_one_is_killed_and_leaves_nothing_and_the_other_ta
     wait_until(lambda: not list((cache / "work").iterdir()), "a temporary folder is left")
     assert "came from the cache" in out
     assert f"The wheel: {place}" in out
-    # the log of the build that was killed says how far it came
+    # the log of the killed build shows its progress
     assert [path for path in left_in(cache) if not path.startswith("logs/")] == [f"wheels/{place.parent.name}"]
     assert "compiling" not in err
 

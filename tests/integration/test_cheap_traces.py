@@ -120,5 +120,5 @@ def test_kernels_are_not_searched_for_those_of_onednn(forking: Forks, tmp_path: 
 def test_how_batches_of_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, SLICED)
     assert "keeps 3\n" in said, "Keras traces other functions: all tests cost more"
-    assert "and keeps 6\n" in said  # of another number of rows
+    assert "and keeps 6\n" in said  # for another number of rows
     assert "orders differ True" in said

@@ -32,7 +32,7 @@ TRAINED = {
     "mirrored-2": [KEPT],
     "mirrored": [PADDED, DROPPED],  # three replicas
     "multi-worker": [DROPPED, KEPT],
-    "ring": [PADDED],  # KEPT, where a worker has no example, below
+    "ring": [PADDED],  # KEPT, with workers that have no example, is below
     "parameter-server": [KEPT],
 }
 # inputs are cut above the collectives: the ring's three processes are one more combination of what two others cover
@@ -144,7 +144,7 @@ def test_what_two_workers_began_one_or_three_end(
     for seen in workers:
         assert seen["steps"] == EPOCHS * STEPS[tail] - 2
         np.testing.assert_allclose(seen["weights"], one[size, tail]["weights"], rtol=1e-5, atol=1e-5)
-    again = 2 * (tail == "keep" and then == "ring")  # workers without an example read a neighbour of it
+    again = 2 * (tail == "keep" and then == "ring")  # workers without an example read a neighbour's
     assert sum(len(seen["looked_up"][0]) for seen in workers) == left + again, "the epoch began anew"
 
 

@@ -1,4 +1,4 @@
-"""The threads that decode are the input's own: an operation of the step, which may start a GPU's, waits for none."""
+"""The input decodes in its own threads: no operation of the step, which may launch a GPU kernel, waits for them."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ THREADS = len(os.sched_getaffinity(0))
 
 @tf.function
 def step(x: tf.Tensor) -> tf.Tensor:
-    """Two operations that TensorFlow gives to threads of its pool."""
+    """Compute two products, which TensorFlow runs in threads of its pool."""
     return tf.reduce_sum(x @ x + x @ (x + 1.0))
 
 

@@ -37,7 +37,7 @@ def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("page", "status"), [("tf-distribute", 0), ("horovod", 1)])
 def test_what_one_moves_from_does_what_the_page_says(page: str, status: int, forking: Forks, tmp_path: Path) -> None:
-    """The other programs need packages that are not here: tests/programs_before.py runs them."""
+    """The other programs need packages that are not installed; tests/programs_before.py runs them."""
     script = tmp_path / "train.py"
     script.write_text(sides(page)[0])
     assert forking.run(str(script)) == status, forking.output[-3000:]

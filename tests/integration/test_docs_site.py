@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS_FOR_THE_SITE = 800
 
 
-# Without the index of the search, and without a process that formats each long signature: a third of the time.
+# Without the search index, and without a process that formats each long signature, this takes a third of the time.
 BUILD = """
 import sys
 from material.plugins.search.plugin import SearchIndex

@@ -125,7 +125,7 @@ def _round(number: int) -> RoundRecord:
 
 
 def test_rounds_are_exported_and_go_on_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow import MlflowClient  # half a second in each process that collects the tests
+    from mlflow import MlflowClient  # takes half a second in each process that collects the tests
 
     from tfdist.monitor.exporters import mlflow_exporter
 

@@ -33,7 +33,7 @@ NAMES = (
     "06_federated",
     "07_larger_model",
 )
-AS_A_USER = "06_federated"  # starts no workers, shows what TensorFlow says when it is imported, and traces little
+AS_A_USER = "06_federated"  # starts no workers, shows TensorFlow's messages on import, and traces little
 CELL_SECONDS = 300  # a deadline, for a machine that does other things; on two quiet cores no notebook takes 45 s
 PNG = b"\x89PNG\r\n\x1a\n"
 

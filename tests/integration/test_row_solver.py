@@ -1,4 +1,4 @@
-"""The compiled least squares of rows, beside NumPy's solution of each row: sizes, dtypes, empty rows, wrong arrays."""
+"""Compiled least squares of rows, against NumPy's solution of each row: sizes, dtypes, empty rows, wrong arrays."""
 
 import runpy
 from pathlib import Path
@@ -12,7 +12,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.native import RowSolver, row_solver
 
 RECIPE = Path(__file__).parents[2] / "strategies" / "least_squares" / "row_blocks.py"
-LENGTHS = (0, 1, 3, 64, 0, 65, 200, 7, 2)  # in groups of four, and a last row alone; 64 entries are packed at a time
+LENGTHS = (0, 1, 3, 64, 0, 65, 200, 7, 2)  # two groups of four and a single last row; 64 entries are packed at a time
 COLUMNS = 41
 
 
@@ -37,7 +37,7 @@ def problem(size: int, dtype: str, seed: int = 3) -> dict[str, Any]:
 
 
 def by_numpy(of: dict[str, Any]) -> np.ndarray:
-    """Each row by the formula, in float64."""
+    """Return the solution of each row by the formula, in float64."""
     of, found = {name: one.astype(float) if one.dtype.kind == "f" else one for name, one in of.items()}, []
     for begin, end in zip(of["begins"], of["begins"][1:], strict=False):
         y, weights = of["factors"][of["columns"][begin:end]], of["weights"][begin:end]

@@ -75,7 +75,7 @@ def test_weights_are_gathered_for_each_pass(pool: WorkerPool) -> None:
 @within(WEIGHTS)
 @pytest.mark.timeout(DEADLINE_SECONDS)
 def test_a_process_takes_the_memory_of_the_formula(pool: WorkerPool) -> None:
-    require_the_memory_of_the_formula(pool, layers=28)  # a window of gathered ones is to be a small part
+    require_the_memory_of_the_formula(pool, layers=28)  # so that a window of gathered layers is a small part
 
 
 @within(WEIGHTS)

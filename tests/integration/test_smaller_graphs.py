@@ -1,4 +1,4 @@
-"""Graphs of a step with fewer operations than Keras and TensorFlow make: the numbers are theirs, bit for bit."""
+"""Graphs of a step with fewer operations than those of Keras and TensorFlow, and with the same numbers, bit for bit."""
 
 import gc
 from collections.abc import Callable
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.quick
 
 
 class Scaled(keras.layers.Layer):
-    """A layer of the user's own."""
+    """A user's own layer."""
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         return 2 * x
 
 
 def model(*, own: bool = False) -> keras.Model:
-    """A compiled model with two inputs and two outputs, whose loss and metrics are not built."""
+    """Return a compiled model with two inputs and two outputs, whose loss and metrics are not built."""
     first, second = keras.Input((4,), name="first"), keras.Input((2, 2), name="second")
     hidden = keras.layers.Concatenate()([first, keras.layers.Flatten()(second)])
     hidden = Scaled()(hidden) if own else hidden
@@ -96,7 +96,7 @@ def test_packs_are_those_of_tensorflow(bytes_per_pack: int) -> None:
 
 
 SIZES = [(6, (2, 3)), (1, ()), (5, (5,)), (0, (0, 2)), (4, (1, 2, 2))]
-#: the elements of each: TensorFlow begins another pack when one has more bytes than it should
+#: the elements of each pack: TensorFlow begins another when a pack has more than ``bytes_per_pack``
 PACKS = {0: [16], 1: [6, 1, 5, 4], 40: [12, 4], 1000: [16]}
 
 

@@ -1,4 +1,4 @@
-"""Values that lie in files of other libraries as they are: the compiled ops read what NumPy reads, or refuse it."""
+"""Unencoded values in files of other libraries: the compiled ops read the same values as NumPy, or refuse them."""
 
 import os
 import struct
@@ -57,11 +57,11 @@ def test_what_has_to_be_computed_goes_to_numpy(folder: Path, tmp_path: Path) -> 
 
 def test_a_bad_example_is_named_or_skipped(ops: Records, tmp_path: Path) -> None:
     folder = tmp_path / "mds"
-    writers.mds(folder, [ROWS[:HALF], ROWS[HALF:]], {"id": "int", "text": "str"})  # of arrays, opening reads some
+    writers.mds(folder, [ROWS[:HALF], ROWS[HALF:]], {"id": "int", "text": "str"})  # arrays would be read on opening
     path = folder / "shard.00001.mds"
     content = bytearray(path.read_bytes())
     (begin,) = struct.unpack_from("<I", content, 4)
-    content[begin : begin + 4] = struct.pack("<I", 1 << 30)  # bytes of its text
+    content[begin : begin + 4] = struct.pack("<I", 1 << 30)  # the number of bytes of its text
     path.write_bytes(content)
     with refused(CorruptDataError, mentions=(f"example {HALF}", path.name)):
         batches(folder)

@@ -69,7 +69,7 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "replicas", "options"),
-    # What several replicas of a process change is the same for every dtype; multi-worker has all of them.
+    # Several replicas in a process have the same effect for every dtype; multi-worker tests all dtypes.
     [
         (3, 1, {"among": [("mean", None), ("mean", "float16"), ("adasum", "bfloat16")]}),
         (2, 2, {"among": [("mean", "bfloat16"), ("adasum", None)], "briefly": ["adasum"]}),

@@ -1,8 +1,8 @@
-"""Lets Keras not trace again how it takes batches of arrays, in every process that is forked from this one.
+"""Caches the traced functions with which Keras takes batches of arrays, in every process forked from this one.
 
-Each `fit`, `evaluate` and `predict` of arrays traces three functions for tf.data: the order of rows, which rows a batch
-has, and the batch itself. That is a seventh of a short training. They follow from how many rows there are, the size of
-a batch and the types of arrays, and hold no number of theirs; so a process keeps them. An order that is shuffled draws
+Each `fit`, `evaluate` and `predict` of arrays traces three functions for tf.data: the order of rows, the rows of a
+batch, and the batch itself. That takes a seventh of a short training. The functions depend on the number of rows, the
+batch size and the types of arrays, but not on values of arrays, so a process keeps them. A shuffled order draws random
 numbers, and is traced each time.
 """
 
@@ -19,7 +19,7 @@ _kept: dict[Any, Any] = {}
 
 
 def _inside(code: CodeType) -> dict[str, CodeType]:
-    """Return the functions that are defined in a function, and in those."""
+    """Return the functions that are defined in a function, at any depth."""
     own = {one.co_name: one for one in code.co_consts if isinstance(one, CodeType)}
     return own | {name: one for inner in own.values() for name, one in _inside(inner).items()}
 
@@ -31,7 +31,7 @@ _OF_KERAS = {_found[name] for name in _NAMES}
 
 
 def _key(function: Callable[..., Any], dataset: Any) -> Any:
-    """Return all that such a function depends on; None if that is not known."""
+    """Return everything on which such a function depends; None if that is not known."""
     code = getattr(function, "__code__", None)
     if code not in _OF_KERAS or dataset is None or not context.executing_eagerly():
         return None

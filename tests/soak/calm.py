@@ -116,7 +116,7 @@ class Looks:
         return [found[index] for index in sorted(found)]
 
     def _others(self) -> float:
-        """Return the processor time of all other programs since the machine was started."""
+        """Return the CPU time of all other programs since the machine was started."""
         spent = psutil.cpu_times()
         mine = 0.0
         for one in self._workers:

@@ -1,10 +1,11 @@
-"""The cost of the first step: CPU seconds from `fit` to its end, for two checkouts of tfdist and plain Keras in turns.
+"""CPU seconds from `fit` to the end of the first step, for two checkouts of tfdist and plain Keras in turns.
 
 python -m tests.soak.first_steps --before /path/to/an/older/checkout --rounds 5
 python -m tests.soak.first_steps --before /path/to/an/older/checkout --rounds 3 --cases resnet50
 
-A process for each checkout has imported TensorFlow; each case runs in a fork of it. tfdist trains on two replicas of
-one process, plain Keras on one device. The last column compares all weights and slots of both checkouts, bit for bit.
+For each checkout, one process imports TensorFlow, and each case runs in a fork of that process. tfdist trains on two
+replicas of one process, plain Keras on one device. The last column compares all weights and slots of both checkouts,
+bit for bit.
 """
 
 import argparse

@@ -50,7 +50,7 @@ model.fit(x, y, batch_size=32, verbose=0, callbacks=[End()])
 
 
 def start(arm: str, environ: dict[str, str]) -> tuple[float, float, float]:
-    """Return wall and processor seconds to the end of the first step, and what the agent took of the processor."""
+    """Return wall and CPU seconds to the end of the first step, and CPU seconds of the agent."""
     import numpy as np
     from sklearn.datasets import load_digits
 

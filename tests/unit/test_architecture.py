@@ -147,7 +147,7 @@ def sources() -> tuple[Source, ...]:
 
 @cache
 def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """Return all nodes of a file: a dozen tests go through those of the package, and to find them takes a second."""
+    """Return all nodes of a file. A dozen tests use the nodes of the package, and finding them takes a second."""
     return tuple(ast.walk(tree))
 
 

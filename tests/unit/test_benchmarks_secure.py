@@ -1,4 +1,4 @@
-"""The benchmark of secure sums: what it sums is right, and its ratios are those of processor time."""
+"""The benchmark of secure sums: its sums are right, and its ratios are those of CPU time."""
 
 import numpy as np
 import pytest

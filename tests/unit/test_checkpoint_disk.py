@@ -116,9 +116,8 @@ def test_a_folder_that_may_not_be_written() -> None:
         shutil.rmtree(folder)
 
 
-# A process without threads forks one for each kill. The profiler's calls come before each function of C. A kill before
-# a function that cannot change a disk leaves what a kill before the next one leaves: those of Python's own objects are
-# left out.
+# A process without threads forks another for each kill. The profiler is called before each C function. Functions of
+# Python's own objects are skipped: they cannot change a disk, so a kill before the next function leaves the same files.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -180,7 +179,7 @@ while not ended:
     assert sorted(os.listdir(folder)) == sorted(expected), (last, os.listdir(folder))
     store.discard()
     assert not folder.exists(), os.listdir(folder)
-    last += 2 if has_parts else 1  # which has three times the calls
+    last += 2 if has_parts else 1  # a save with parts has three times the calls
 assert seen == {2, 3}
 print(kills)
 """

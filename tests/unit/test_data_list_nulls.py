@@ -149,7 +149,7 @@ def test_a_saved_dataset_is_written_in_the_order_of_its_state(tmp_path: Path) ->
 
 
 def test_views_of_texts_are_read_where_they_lie(tmp_path: Path) -> None:
-    view, long = pa.string_view(), "ü" * 30  # a view has up to 12 bytes in itself
+    view, long = pa.string_view(), "ü" * 30  # a view stores up to 12 bytes inline
     table = pa.table(
         {
             "text": pa.array(["a", long, "b"], view),

@@ -84,7 +84,7 @@ def test_an_index_is_read_without_copies(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 42 * count  # 24 for the file, 7 for what is kept; a copy of the file would be 24 more
+    assert peak < 42 * count  # 24 for the file, 7 for the index; a copy of the file would be 24 more
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])

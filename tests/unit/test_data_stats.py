@@ -41,7 +41,7 @@ MADE: dict[str, NDArray[Any]] = {
 
 
 def real(name: str) -> Any:
-    """Return a data set; what collects the tests does not import scikit-learn."""
+    """Return a data set. Processes that only collect the tests do not import scikit-learn."""
     from sklearn import datasets
 
     return getattr(datasets, f"load_{name}")()

@@ -177,7 +177,7 @@ def test_a_client_that_sends_faster_than_the_server_works_has_to_wait(server: Se
     with link(server) as client, ThreadPoolExecutor(1) as threads:
         assert server.event() == Came("berlin")
         server.hub.send("berlin", {})
-        assert client.take(DEADLINE_SECONDS) == {}  # from now on it knows that it is connected
+        assert client.take(DEADLINE_SECONDS) == {}  # now the client knows that it is connected
         numbers = range(64)
         sent = threads.submit(lambda: [client.send({"number": one, "x": np.zeros(1 << 18)}) for one in numbers])
         server.hub._loop.call(is_full())

@@ -70,12 +70,12 @@ class Main(LazyGroup):
 
 
 def _open_standard_streams() -> None:
-    """Open what is closed of the standard streams: its number would go to a file of ours, and to workers with it."""
+    """Open closed standard streams; otherwise a file of ours would get such a number, and workers would inherit it."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
 
 
 class _Refused(click.ClickException):

@@ -25,9 +25,9 @@ def has_begun() -> bool:
 
 
 def let_idle_threads_sleep() -> None:
-    """Let TensorFlow's threads sleep as soon as they have nothing to do, instead of looking for work for a while.
+    """Let TensorFlow's threads sleep as soon as they are idle; by default they first search for work for a while.
 
-    TensorFlow that has begun stays as it is.
+    This has no effect after TensorFlow has started.
     """
     if not has_begun():
         config = tf.compat.v1.ConfigProto()

@@ -1,4 +1,4 @@
-"""The limits of this process's control group on memory and processor time, for versions 1 and 2.
+"""The limits of this process's control group on memory and CPU time, for versions 1 and 2.
 
 A container sees the memory and the cores of its host; the group limits how much of them it may use.
 """

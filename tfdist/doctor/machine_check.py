@@ -74,7 +74,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """The cores of the machine, the cores this process may run on, and its quota of processor time; 1.0 is one core."""
+    """The cores of the machine, the cores this process may run on, and its quota of CPU time; 1.0 is one core."""
 
     cores: int
     usable: int

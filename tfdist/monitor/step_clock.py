@@ -75,7 +75,7 @@ class StepClock:
 
     @property
     def divides_steps(self) -> bool:
-        """Whether an observer listens to the phases of a step, or to its examples; faults need its traces alone."""
+        """Whether an observer listens to phases or examples of steps; observers of faults need only traces."""
         enters = [one for one, _ in self._on_enter if not one.may_raise]
         return bool(enters or self._on_phase or self._on_step or self._on_trained)
 

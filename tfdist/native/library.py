@@ -93,7 +93,7 @@ DEVICE_STAMPS = Library(
 LEAST_SQUARES = Library(
     name="least_squares",
     folder="least_squares",
-    # square roots set no errno, and a product and a sum are one instruction where there is one
+    # square roots do not set errno, and a product and a sum become one instruction if the processor has it
     flags=("-O3", "-fno-math-errno", "-ffp-contract=fast"),
     takes="some seconds",
     uses_tensorflow=False,

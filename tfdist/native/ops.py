@@ -64,9 +64,9 @@ class Records:
             size: the size of each part, in bytes, int64 ``[n]``.
             check: whether to check each record's length and checksums, bool ``[n]``.
             state: the expected device, inode, size and time of change in ns of each file, int64 ``[F * 4]``. No record
-                is ok in a file that differs or cannot be opened. Default: files are taken as they are.
-            framed: False for bytes without the header and the checksums of TFRecord files: ``offset`` is that of the
-                first byte, and nothing is checked but that they lie in their file.
+                is ok in a file that differs or cannot be opened. Default: files are not compared.
+            framed: False for bytes without the header and the checksums of TFRecord files. ``offset`` is that of the
+                first byte, and the only check is that the bytes are inside their file.
         Returns:
             The parts, string ``[n]``, and whether each record is ok, bool ``[n]``. The part of a record that is not ok
             is empty.

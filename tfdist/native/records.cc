@@ -31,8 +31,8 @@ namespace {
 constexpr uint64_t kHeader = 12;   // uint64 length of the payload, uint32 masked CRC of these eight bytes
 constexpr uint64_t kFraming = 16;  // the header, and uint32 masked CRC of the payload behind it
 
-// How a record lies in its file: with what before its payload, and with what in all besides. Files of other libraries
-// have bytes without a frame, which nothing can check.
+// The frame of a record in its file: the bytes before the payload, and all bytes besides the payload. Files of other
+// libraries have no frames, so nothing can check their bytes.
 struct Frame {
   uint64_t header, all;
 };
@@ -42,7 +42,7 @@ constexpr Frame kBare{0, 0};
 // Rows longer than their files are all zeros; more of them than this are an error rather than memory.
 constexpr uint64_t kMostZeros = uint64_t{1} << 30;
 
-// Records lie far apart: while one is read the lines of a later one are on their way from memory.
+// Records are far apart in memory: while one is read, the cache lines of a later one are prefetched.
 constexpr int64_t kAhead = 8;
 constexpr uint64_t kLine = 64;
 constexpr uint64_t kMostLines = 4;  // the processor recognises the rest of a longer record by itself
@@ -172,7 +172,7 @@ bool HeaderFits(const uint8_t* record, int64_t length) {
          Load<uint32_t>(record + 8) == MaskedCrc32c(record, 8);
 }
 
-// Copies the whole payload of a record that lies in the map; whether it is as it should be.
+// Copies the whole payload of a record inside the map; returns whether it is sound.
 bool CopyWhole(uint8_t* to, const uint8_t* record, int64_t length, bool check, const Frame& frame) {
   const uint8_t* payload = record + frame.header;
   if (!check || frame.all == 0) {
@@ -315,7 +315,7 @@ void ReadRows(Kernel& kernel, TF_OpKernelContext* context, const Status& status)
   }
 }
 
-// Features as they are wanted, placed one after the other in the rows of their kinds.
+// The requested features, one after another in the rows of their kinds.
 struct Layout {
   std::vector<Wanted> wanted;
   int64_t floats = 0, integers = 0, bytes = 0;  // in a row

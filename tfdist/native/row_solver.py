@@ -1,4 +1,4 @@
-"""Least squares of many rows, compiled: one small system for each row of a sparse matrix."""
+"""Least squares for many rows in compiled code: one small system for each row of a sparse matrix."""
 
 import ctypes
 from functools import cache
@@ -11,22 +11,22 @@ from tfdist.native import library
 from tfdist.native.library import load_or_none
 from tfdist.native.ops import is_wanted
 
-_LINE_BYTES = 64  # the rows of systems are padded to lines of the cache
+_LINE_BYTES = 64  # rows of systems are padded to cache lines
 _DTYPES = ("float32", "float64")
 
 
 class RowSolver:
-    """Solutions of the least squares of many rows; `row_solver` returns one instance.
+    """A solver of least squares for many rows; `row_solver` returns one instance.
 
-    Each row r of a sparse matrix with entries n solves
+    For each row r of a sparse matrix, with entries n, it solves
 
         (shared + sum of weights[n] y y') x = sum of targets[n] y, where y is factors[columns[n]],
 
-    by Cholesky's factorisation, in the dtype of the factors. Alternating least squares consists of such rows. Calls run
-    on one core and without Python's lock, so several threads may each solve some rows.
+    by Cholesky factorisation, in the dtype of the factors. Alternating least squares consists of such rows. A call runs
+    on one core without Python's lock, so several threads may each solve some rows.
 
-    Guaranteed: nothing outside of the arrays is read, and the solution of a row depends on nothing but its entries,
-    `shared` and the factors.
+    Guaranteed: nothing outside the arrays is read, and the solution of a row depends only on its entries, `shared` and
+    the factors.
 
     Attributes:
         path: the path of the library.
@@ -55,20 +55,20 @@ class RowSolver:
         """Return the solution of each row.
 
         Args:
-            shared: what the systems of all rows have in common, symmetric, ``[k, k]``; its upper triangle is read.
-            factors: of the columns, float32 or float64 ``[columns, k]``; other floats have the same dtype.
-            begins: where the entries of each row begin, then their number, int64 ``[rows + 1]``.
-            columns: of each entry, int32 ``[entries]``.
-            weights: of each entry, at least 0, ``[entries]``.
-            targets: of each entry, ``[entries]``.
-            portable: use the instructions that all processors of this kind have.
+            shared: the symmetric matrix common to the systems of all rows, ``[k, k]``; only its upper triangle is read.
+            factors: the factors of the columns, float32 or float64 ``[columns, k]``; other floats have the same dtype.
+            begins: the index of the first entry of each row, then the number of entries, int64 ``[rows + 1]``.
+            columns: the column of each entry, int32 ``[entries]``.
+            weights: the weight of each entry, at least 0, ``[entries]``.
+            targets: the target of each entry, ``[entries]``.
+            portable: use only instructions that all processors of this architecture have.
 
         Returns:
             An array ``[rows, k]``.
 
         Raises:
-            ConfigError: arrays do not fit each other, a column is not one of the factors', or the system of a row is
-                not positive definite.
+            ConfigError: shapes of arrays do not agree, a column has no factors, or the system of a row is not positive
+                definite.
             ConfigTypeError: the factors are neither float32 nor float64.
 
         Example:
@@ -112,7 +112,7 @@ class RowSolver:
 
 
 def _require_entries(begins: np.ndarray, columns: np.ndarray, weights: np.ndarray, targets: np.ndarray) -> None:
-    """Refuse arrays that would lead outside of each other."""
+    """Refuse arrays whose indices would point outside other arrays."""
     counts = (len(columns), len(weights), len(targets))
     if begins.ndim != 1 or len(begins) == 0 or begins[0] != 0 or begins[-1] != counts[0] or (np.diff(begins) < 0).any():
         raise ConfigError(
@@ -130,7 +130,7 @@ def _require_entries(begins: np.ndarray, columns: np.ndarray, weights: np.ndarra
 
 
 def _padded(rows: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return the rows with zeros behind each, in one piece of memory."""
+    """Return the rows, each padded with zeros, in contiguous memory."""
     if rows.shape[1] == width:
         return np.ascontiguousarray(rows)
     padded = np.zeros((height, width), rows.dtype)
@@ -154,10 +154,10 @@ def _unsolved(row: int, columns: np.ndarray, width: int) -> ConfigError:
 
 @cache
 def row_solver() -> RowSolver | None:
-    """Return the compiled solver of rows; the first process that asks compiles it. None if it is not available.
+    """Return the compiled solver of rows, or None if it is not available. The first process that asks compiles it.
 
-    A warning gives the reason once; the recipe `least_squares` then solves batches of rows in NumPy. The answer is
-    kept.
+    If it is not available, one warning gives the reason, and the recipe `least_squares` solves batches of rows in
+    NumPy. The result is cached.
 
     Raises:
         ConfigError: TFDIST_NATIVE is neither 0 nor 1.

@@ -89,10 +89,10 @@ def ensure_threads(replicas: int) -> None:
 
 
 def share_processors(cluster: Cluster) -> None:
-    """Let idle threads sleep at once, if the workers of this host have a processor each, or less.
+    """Let idle threads sleep at once, if this host has at most one processor per worker.
 
-    TensorFlow's threads look for work before they sleep. That takes a sixth of the processor time of short steps, from
-    the worker for which this one waits.
+    TensorFlow's threads search for work before they sleep. That takes a sixth of the CPU time of short steps, at the
+    expense of the worker for which this one waits.
     """
     if 1 < cluster.local_workers >= len(os.sched_getaffinity(0)):
         initialized.let_idle_threads_sleep()

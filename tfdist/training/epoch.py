@@ -94,7 +94,7 @@ class Batch(NamedTuple):
     tensors: Sequence[Any]
     rows: tf.Tensor
     layout: Layout
-    has_one_graph: bool = False  # the graph that takes other batches of the epoch takes this one too
+    has_one_graph: bool = False  # whether the graph that takes other batches of the epoch also takes this one
 
 
 class Element(NamedTuple):
@@ -191,7 +191,7 @@ class Epoch:
         return count
 
     def fail(self, error: tf.errors.OpError) -> NoReturn:
-        """Raise the error of an element that a graph has asked for, as iterating does."""
+        """Raise the error of an element that a graph has requested, as iteration does."""
         with tf_data.raising(self._failure):
             raise error
 

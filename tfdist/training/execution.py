@@ -1,8 +1,8 @@
-"""Steps in a graph that takes its batches from the input: several at once by `steps_per_execution`, or a single one.
+"""Graphs that take batches from the input: a graph of several steps (`steps_per_execution`), or of a single step.
 
-The graph of several is a loop around the function of a single step, traced once and called unchanged, so the numbers
-are those of single steps. Python is not called until such a graph ends, so the graph counts in a variable, which a
-thread reads to report progress.
+The graph of several steps is a loop around the function of a single step. That function is traced once and called
+unchanged, so the numbers are those of single steps. Python does not run until such a graph ends. So the graph counts in
+a variable, and a thread reads the variable to report progress.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 
 class Progress:
-    """Counts what a graph does: odd while it waits for a batch, even while it computes a step."""
+    """A counter in a graph: odd while the graph waits for a batch, even while it computes a step."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -46,12 +46,12 @@ class Progress:
 
     @property
     def waits_for_input(self) -> bool:
-        """Whether the graph waits for a batch, or has failed meanwhile; from any thread."""
+        """Whether the graph waits for a batch, or failed during such a wait; from any thread."""
         return bool(self.count() % 2)
 
 
 class InputError(Exception):
-    """The input has raised an error before the graph of a step took part in anything with other workers."""
+    """The input raised an error before the graph of a step communicated with other workers."""
 
     def __init__(self, error: tf.errors.OpError) -> None:
         super().__init__(str(error))
@@ -75,7 +75,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def of(self, progress: Progress, renew: Callable[[], None]) -> Iterator[None]:
-        """Report to the step clock, and by ``renew``, while the graph in the block advances."""
+        """Report progress to the step clock, and call ``renew``, while the graph in the block advances."""
         with self._lock:
             self._under_way[get_ident()] = _UnderWay(progress, renew)
             if self._thread is None:
@@ -90,10 +90,10 @@ class Heartbeat:
     def _look(self) -> None:
         while True:
             time.sleep(_LOOK_SECONDS)
-            with self._lock:  # so that nothing is told of a graph that has ended
+            with self._lock:  # no report about a graph that has ended
                 for thread, one in self._under_way.items():
                     count = one.progress.count()
-                    if count != one.seen or count % 2:  # a wait for input is none for other workers
+                    if count != one.seen or count % 2:  # a worker that waits for its input does not wait for others
                         one.renew()
                     if count != one.seen:
                         one.seen = count
@@ -106,31 +106,31 @@ def heartbeat() -> Heartbeat:
 
 
 class Last:
-    """The outputs that a graph of several steps keeps: here the logs of the last step, as an optional."""
+    """Outputs that a graph of several steps keeps: here the logs of the last step, as an optional."""
 
     def begin(self, outputs: Any) -> Any:
-        """The loop's variables before any step, given the outputs of a step."""
+        """Return the loop's variables before any step, given the outputs of a step."""
         specs = tf.nest.map_structure(tf.type_spec_from_value, outputs, expand_composites=False)
         return tf.experimental.Optional.empty(specs)
 
     def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
-        """The loop's variables after step ``number``."""
+        """Return the loop's variables after step ``number``."""
         return tf.experimental.Optional.from_value(outputs)
 
     def end(self, kept: Any) -> Any:
         return kept
 
     def value(self, returned: Any) -> Any:
-        """Python's view of the graph's outputs, where there was a step."""
+        """Return the graph's outputs for Python, if there was a step."""
         return returned.get_value()
 
 
 class Rows:
-    """The rows that all steps return, concatenated."""
+    """Outputs that a graph of several steps keeps: the rows of all steps, concatenated."""
 
     @staticmethod
     def can_keep(outputs: Any) -> bool:
-        """True for tensors whose shape is known but for the rows."""
+        """Return True for tensors whose shape is known except for the number of rows."""
         return all(
             isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[1:].is_fully_defined()
             for leaf in tf.nest.flatten(outputs)
@@ -156,7 +156,7 @@ class Rows:
 
 
 class OneStep:
-    """The graph of a single step that takes its batch itself, so that no batch passes through Python.
+    """The graph of a single step, which takes its batch from the input without Python.
 
     With ``renew`` a thread reports whether the graph waits for its batch, as for `Execution`.
     """
@@ -173,14 +173,14 @@ class OneStep:
 
     @staticmethod
     def can_run(step: Any) -> bool:
-        """True for a step whose logs have known shapes."""
+        """Return True for a step whose logs have known shapes."""
         leaves = tf.nest.flatten(step.structured_outputs)
         return all(isinstance(leaf, tf.Tensor) and leaf.shape.is_fully_defined() for leaf in leaves)
 
     def run(self, batches: Epoch) -> tuple[Any, int]:
-        """Run the step on the next batch; return its logs, and 1, or 0 where the input has ended.
+        """Run the step on the next batch; return its logs, and 1, or 0 if the input has ended.
 
-        Where progress is watched, an error of the input is an `InputError`.
+        If progress is reported, an error of the input becomes an `InputError`.
         """
         logs: Any = None
 
@@ -200,13 +200,13 @@ class OneStep:
         return logs, taken
 
     def run_on(self, batch: Batch) -> Any:
-        """Run the step on a batch that has been taken; return its logs."""
+        """Run the step on a batch that Python has taken; return its logs."""
         numbers = (tf.constant(0, tf.int64), batch.rows)
         _, logs = self._called_on(tf.data.Dataset.from_tensors((*numbers, *batch.tensors)))
         return logs
 
     def prepare(self) -> None:
-        """Trace and optimize the graph, and make its kernels: it runs on an input that has ended, so takes no step."""
+        """Trace and optimize the graph and make its kernels, by a run on an input that has ended: no step runs."""
         self._called_on(tf.data.Dataset.from_tensors(tf_data.one_row(self._specs)).take(0))
 
     def _called_on(self, dataset: tf.data.Dataset) -> Any:
@@ -218,9 +218,10 @@ class OneStep:
         return self._call.of_flat()(tf.nest.flatten([iterator], expand_composites=True))
 
     def _next(self, iterator: Any) -> tuple[tf.Tensor, Any]:
-        """Whether there was a batch, and the logs of its step.
+        """Return whether there was a batch, and the logs of its step.
 
-        Without a batch none of the step may run. What needs no batch would: it counts the step, and decays weights.
+        Without a batch no part of the step may run. Without the condition, operations that need no batch would run,
+        such as the step counter and weight decay.
         """
         self._on_trace()
         batch, is_there = _next_of(iterator, self._progress, [])
@@ -247,9 +248,9 @@ class Execution:
         self._function: Any = None
 
     def run(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
-        """Run steps on the next batches; return what is kept, and the examples of all replicas in each step.
+        """Run steps on the next batches; return the kept outputs, and the examples of all replicas in each step.
 
-        There are fewer than ``count`` steps, perhaps none, where the input has ended.
+        If the input ends, fewer than ``count`` steps run, perhaps none.
         """
         kept: Any = None
         rows: list[int] = []
@@ -283,7 +284,7 @@ class Execution:
             kept, rows = self._kept.add(kept, done, outputs), rows.write(done, examples)
             done += 1
             after = tf.nest.flatten(outputs, expand_composites=True)
-            # the batch after the last step is the next execution's
+            # the batch after the last step belongs to the next execution
             batch = tf.cond(
                 done < count,
                 lambda: _next_of(iterator, self._progress, after)[0],
@@ -291,7 +292,7 @@ class Execution:
             )
             return done, batch, kept, rows
 
-        # One step after the other: collectives of two steps have the same names.
+        # One step after another, because collectives of two steps have the same names.
         _, _, kept, rows = tf.while_loop(goes_on, run, (tf.constant(0), batch, nothing, rows), parallel_iterations=1)
         return self._kept.end(kept), rows.stack()
 
@@ -301,10 +302,10 @@ def _watched(progress: Progress | None, renew: Callable[[], None] | None) -> Abs
 
 
 def _next_of(iterator: Any, progress: Progress | None, after: list[Any]) -> tuple[Any, tf.Tensor]:
-    """The next batch, an optional, and whether there is one.
+    """Return the next batch, an optional, and whether there is one.
 
-    Where progress is watched, the batch is asked for after these tensors, and whether there is one known after its
-    count.
+    If progress is reported, the batch is requested after the tensors ``after``, and the counter is even again before
+    the result is known.
     """
     if progress is None:
         batch = iterator.get_next_as_optional()

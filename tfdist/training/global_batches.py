@@ -207,7 +207,7 @@ class Input:
 
     @property
     def has_one_graph(self) -> bool:
-        """Whether graphs take nearly all batches, from iterators that Python can make for the others."""
+        """Whether graphs take nearly all batches, and Python can make iterators for the others."""
         is_known = self.batches is not None or self._endless
         is_taken = self.workers.count == 1 or (self.source is Source.SHARED and is_known)
         return is_taken and (self._ahead is None or self._division is None)

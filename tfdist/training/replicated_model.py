@@ -61,7 +61,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
 
 
 def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:
-    """Prepare a call of Keras before its callbacks hear of it."""
+    """Prepare a call of Keras, before its callbacks begin."""
     keras_loop.require_no_other_distribution(strategy)
     replica_layers.require_no_state_of_rows(model)
     strategy.ready(model)
@@ -75,15 +75,15 @@ def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool)
 
 
 def stand_by(model: keras.Model, *, training: bool) -> None:
-    """Wait, if this process is in reserve, until it takes the place of another; else do nothing.
+    """If this process is in reserve, wait until it takes the place of another; otherwise do nothing.
 
-    Called when `fit` has prepared everything and before its callbacks begin. Making the step takes longer than all else
-    that is left, so it is made here.
+    `fit` calls this after all preparations, before its callbacks begin. Of the remaining work, making the step takes
+    the longest, so the step is made here.
     """
 
     def make_step() -> None:
         fit = keras_epochs.running_fit(model)
-        if not training or fit is None:  # a `fit` of the user's own
+        if not training or fit is None:  # a user's own `fit`
             return
         function = keras_model.train_function(model)
         given = keras_model.input_of(fit.epoch_iterator)
@@ -95,7 +95,7 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
 
 
 def _between(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
-    """End an epoch or an evaluation: the callbacks that follow do not count as time of training."""
+    """End an epoch or an evaluation: the following callbacks do not count as training time."""
     local = local_steps.of(model)
     logs = logs if local is None else local.epoch_logs(logs)
     step_clock().epoch_ends()
@@ -111,7 +111,7 @@ def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: 
 
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
-    """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
+    """Return the function that Keras calls with an iterator, which runs `steps_per_execution` steps."""
     replica_metrics.require_scope(model, strategy)
     training = user_step == model.train_step
     unseeded = keras_model.global_seed_generator()
@@ -121,7 +121,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
         replica_optimizers.adapt(optimizer, strategy)
 
     own = strategy.own_step(model, "train" if training else "test", unseeded)
-    replicas = tf_strategies.replica_count(strategy) if own is None else 1  # a step of its own is not tried
+    replicas = tf_strategies.replica_count(strategy) if own is None else 1  # the strategy's own step is not tried
     tried = step_probe.Probe(
         model, strategy, workers, user_step, unseeded, replicas=replicas, training=training, gathers=True
     )
@@ -130,7 +130,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
     @_untraced
     def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
-        together = None if services(strategy).is_apart else global_rows  # replicas that are apart add up their own
+        together = None if services(strategy).is_apart else global_rows  # if replicas are apart, each adds up its own
 
         def run(data: Any) -> Any:
             sink = replica_step.OwnVariables(model, training=training)
@@ -149,12 +149,12 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
-    """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
+    """Return the function that Keras calls with a list of batches, which returns all rows in order."""
     unseeded = keras_model.global_seed_generator()
 
     @_untraced
     def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
-        del global_rows  # nothing is summed in a prediction
+        del global_rows  # a prediction sums nothing
         return replica_step.predict(model, unseeded, data, current_step.Step(rows=rows, global_rows=rows))
 
     collect = functools.partial(tf_strategies.rows_of_all_replicas, strategy)
@@ -207,7 +207,7 @@ class _ReplicaSteps:
 
     @contextlib.contextmanager
     def running(self, iterator: Any) -> Iterator[None]:
-        """Renew the reduction where an epoch begins, and measure the time of steps."""
+        """Renew the reduction when an epoch begins, and measure the time of steps."""
         if self.training and (self._epoch is None or self._epoch() is not iterator):
             self._epoch = weakref.ref(iterator)
             choosing = [one for one in keras_model.optimizers(self._model) if isinstance(one, ReducesItself)]
@@ -221,7 +221,7 @@ class _ReplicaSteps:
             self._seconds += time.monotonic() - began
 
     def several(self, batches: Epoch, left: int) -> tuple[int, int, Any] | None:
-        """Run steps in one graph, unless the model runs eagerly, the step is not yet tried, or Python has to look."""
+        """Run steps in one graph; return None if the model runs eagerly, the step is untried, or Python must check."""
         if self._model.run_eagerly or self.tried.is_due or not self.run.runs_several:
             return None
         count = batches.free(left)
@@ -242,7 +242,7 @@ class _ReplicaSteps:
         return count, len(rows), last
 
     def step(self, element: Any, *, whole: bool) -> Any:
-        """Run one step on every replica; the first is tried before."""
+        """Run one step on every replica; the first step is tried before it runs."""
         if self.tried.is_due:
             if not self.tried.look(_slices(element, self._strategy, whole=whole)):
                 self.run.forget()
@@ -313,20 +313,20 @@ class _Replicated:
             return step.of_flat()(tf.nest.flatten(given, expand_composites=True))
 
     def _whole(self, element: Any) -> Any:
-        """Return a whole batch as tensors; each replica will compute its part."""
+        """Return a whole batch as tensors; each replica computes its part."""
         data = keras_loop.batch_of(element, self._strategy)
         if tf_strategies.replica_count(self._strategy) > 1:
             batch_rows.require_alike(data)
         return data
 
     def can_run_several(self, layout: Layout) -> bool:
-        """True if the rows of steps on this layout can be kept in one graph."""
+        """Return True if one graph can keep the rows of several steps on this layout."""
         return Rows.can_keep(self._of(layout).get_concrete_function().structured_outputs)
 
     def can_run_next(self, layout: Layout) -> bool:
-        """True if no observer divides steps, and this process has one replica.
+        """Return True if no observer divides steps into phases, and this process has one replica.
 
-        TensorFlow cannot run a conditional step over several devices: it leaves inputs of it without a value.
+        TensorFlow cannot run a conditional step over several devices: it leaves inputs of the step without a value.
         """
         is_eager = self._model.run_eagerly or tf.config.functions_run_eagerly()
         if layout.is_cut or is_eager or step_clock().divides_steps:
@@ -334,16 +334,16 @@ class _Replicated:
         return layout.key in self._single or OneStep.can_run(self._of(layout).get_concrete_function())
 
     def next_of(self, batches: Epoch) -> tuple[Any, int]:
-        """Run a step on the next batch, which its graph takes; return its logs, and 1, or 0 where the input has ended.
+        """Run a step on the next batch, which its graph takes; return its logs, and 1, or 0 if the input has ended.
 
-        This takes half of the time between two steps that a batch in Python takes.
+        The time between two steps is half of that with a batch from Python.
         """
         try:
             with self.workers.waiting("a step"), xla_step.named_errors():
                 step = self._one_step(batches.layout)
                 step_clock().enter(Phase.EXECUTE)
                 return step.run(batches)
-        except InputError as failed:  # the other workers may go on together with this one
+        except InputError as failed:  # the other workers may continue together with this one
             batches.fail(failed.error)
 
     def _one_step(self, layout: Layout) -> OneStep:
@@ -353,9 +353,9 @@ class _Replicated:
         return self._single[layout.key]
 
     def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
-        """Run steps on the next batches in one graph; return their kept results, and the examples of each.
+        """Run steps on the next batches in one graph; return their kept outputs, and the number of examples in each.
 
-        Fewer steps than ``count`` run if the input ends.
+        If the input ends, fewer than ``count`` steps run.
         """
         with self.workers.waiting("a step"), xla_step.named_errors():
             execution = self._execution_of(batches.layout)
@@ -375,7 +375,7 @@ class _Replicated:
 
     @property
     def _renew(self) -> Callable[[], None] | None:
-        """The function that notes progress of a graph that takes its batches; None if nobody asks for it."""
+        """The function that records progress of a graph that takes its batches; None if progress is not read."""
         is_watched = step_clock().reporter is not None or self.workers.count > 1
         return self.workers.renew if is_watched else None
 
@@ -395,7 +395,7 @@ class _Replicated:
             self._one_step(layout).prepare()
 
     def _of(self, layout: Layout) -> Any:
-        """Return the function for this layout, traced by its first call."""
+        """Return the function for this layout, which its first call traces."""
         if layout.key not in self._traced:
             signature = [tf.TensorSpec([], tf.int32), *layout.signature]
             packed = self._trace(functools.partial(self._packed, layout), input_signature=signature)
@@ -420,7 +420,7 @@ class _Replicated:
         return self._collect(self._strategy.run(run, args=(data,)))
 
     def _on_own_data(self, data: Any) -> Any:
-        """Run on a batch that was distributed by other means; replicas add up their numbers of examples."""
+        """Run on a batch that tfdist did not distribute; replicas add up their numbers of examples."""
         data = batch_rows.with_whole(data, self._strategy.whole_inputs)
         return self._run_on_replica(data, batch_rows.rows_of(data), None)
 

@@ -27,7 +27,7 @@ class Request:
         path: the path of the profile; a message goes to the same path with ".error".
         parent: the pid of the process whose end ends this one.
         divisors: the numbers by which the batch of `fit` is divided for further measurements.
-        counts_processor: whether to measure processor seconds, which other programs cannot lengthen.
+        counts_processor: whether to measure CPU seconds, which other programs cannot lengthen.
         together: the paths of all requests measured at once; their processes wait for each other in `fit`.
     """
 

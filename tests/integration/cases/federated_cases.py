@@ -10,7 +10,7 @@ import tfdist
 from tfdist.federated import App, FedProx, Scaffold, simulate
 
 RANDOM = np.random.default_rng(5)
-X = RANDOM.normal(size=(47, 6)).astype(np.float32)  # batches of 7 and of 6: a mesh traces each size
+X = RANDOM.normal(size=(47, 6)).astype(np.float32)  # batches of 7 and 6, because a mesh traces each size
 DATA = [(X[:20], X[:20, 0]), (X[20:], X[20:, 1])]
 
 

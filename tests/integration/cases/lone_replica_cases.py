@@ -1,4 +1,4 @@
-"""Training on a single replica in each process, whose graph takes batches, beside the same with batches in Python."""
+"""Training on a single replica per process, whose graph takes batches, against the same with batches from Python."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -45,7 +45,7 @@ def _trained(data: dict[str, Any], **compile_options: Any) -> dict[str, Any]:
 
 
 def both_ways() -> dict[str, Any]:
-    """The results of fits whose graph takes batches, also made ahead, and with an observer, for which Python does."""
+    """Return results of fits whose graph takes batches, also if made ahead, and of fits with batches from Python."""
     pieces = tf.data.Dataset.from_generator(
         _pieces, output_signature=(tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
     )
@@ -67,7 +67,7 @@ def both_ways() -> dict[str, Any]:
 
 
 def error_of_input() -> dict[str, Any]:
-    """The kind of error that `fit` raises where the input fails in its middle, and the steps of a `fit` after it."""
+    """Return the type of error that `fit` raises if the input fails halfway, and the steps of a later `fit`."""
 
     def failing() -> Iterator[tuple[Any, Any]]:
         yield next(_pieces())

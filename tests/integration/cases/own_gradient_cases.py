@@ -13,7 +13,7 @@ import tfdist.strategies
 import tfdist.training
 
 STRATEGY = tfdist.strategies.from_environment()
-# batches of 8, 8 and 1 examples: uneven ones, and one that leaves replicas empty
+# batches of 8, 8 and 1 examples; the last one leaves replicas empty
 X = np.random.RandomState(0).normal(size=(17, 4)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
 BATCH = 8

@@ -426,7 +426,7 @@ def resumed(folder: str, meshes: list[str | None], *, saves: bool = False, **opt
 
 
 def _saved_and_loaded(model: keras.Model, file: str, over: Any) -> dict[str, float]:
-    """Save from all processes; return how far what is loaded, by the first on one device and in stages, is from it."""
+    """Save from all processes; return the errors of models that the first one loads, on one device and in stages."""
     wanted = _state(model)
     model.save(file)
     with over.scope():

@@ -31,9 +31,9 @@ CHOICES = (("mean", None), ("mean", "float16"), ("mean", "bfloat16"), ("adasum",
 def battery(
     meet: Meet, replicas: int, *, among: Sequence[tuple[str, str | None]] = CHOICES, briefly: Sequence[str] = ()
 ) -> list[str]:
-    """Return what is wrong with the gradients that replicas reduce to, under these choices, by sentences.
+    """Return the errors of gradients that replicas reduce under these choices, as sentences.
 
-    Of kinds that are tried briefly, rows and other dtypes are left out.
+    For kinds that are tried briefly, rows and other dtypes are left out.
     """
     wrong = []
     for kind, wire_dtype in among:

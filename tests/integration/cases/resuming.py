@@ -21,7 +21,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 class Killed(keras.callbacks.Callback):
-    """Keeps what there would be of a backup if all were killed before a step, and goes on."""
+    """Keeps the backup that would exist if all processes were killed before a step, and continues."""
 
     def __init__(self, step: int, backup: Path, kept: Path, *, keeps: bool) -> None:
         super().__init__()

@@ -332,9 +332,9 @@ RESUMED = {
 
 
 def begun(folder: str, names: list[str]) -> dict[str, Any]:
-    """Train with a backup after the third of six steps, and keep what there is of it before the fifth.
+    """Train with a backup after the third of six steps, and keep the backup as it is before the fifth.
 
-    Return what training comes to that is not killed there.
+    Return the result of the uninterrupted training.
     """
     found = {}
     for name in names:

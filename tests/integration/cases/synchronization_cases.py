@@ -81,7 +81,7 @@ def network(optimizer: str, *, normalizes: bool = False, **options: Any) -> kera
 def trained(
     synchronization: str | None, optimizer: str, *, epochs: int = 2, validates: bool = False, **options: Any
 ) -> dict[str, Any]:
-    """Train over all workers, and return what is seen at the end; of losses only where somebody compares them."""
+    """Train over all workers, and return the results at the end; losses only if a test compares them."""
     chosen = strategy(synchronization)
     with chosen.scope():
         model = network(optimizer, **options)

@@ -57,7 +57,7 @@ def one_row(spec: Any) -> Any:
         if _is_none(leaf):
             return None
         shape = [1 if dim is None else dim for dim in leaf.shape]
-        dense = tf.zeros(shape, leaf.dtype)  # texts and booleans as well
+        dense = tf.zeros(shape, leaf.dtype)  # also texts and booleans
         if isinstance(leaf, tf.RaggedTensorSpec):
             return tf.RaggedTensor.from_tensor(dense, ragged_rank=leaf.ragged_rank)
         return tf.sparse.from_dense(dense) if isinstance(leaf, tf.SparseTensorSpec) else dense

@@ -184,12 +184,12 @@ class Examples:
                 with self.binding.explained():  # it is not kept besides: of many examples, it takes most of the memory
                     part = self._indices.get(number) or self._load(shard)
                 for key in arrays_of(0, self.schema, self.manifest.layout):
-                    is_offset = key == "offset"  # of which each shard has one more than it has examples
+                    is_offset = key == "offset"  # a shard has one offset more than examples
                     values = _narrow(part.offsets if is_offset else part.columns[key])
                     begin, count = int(self.begins[number]), len(self)
                     begin, count = (begin + number, count + len(self.begins) - 1) if is_offset else (begin, count)
                     found[key] = _put(found.get(key), values, begin, count)
-                del part, values  # before the next one is loaded
+                del part, values  # before the next part is loaded
             self._columns |= found
         return self._columns[name]
 
@@ -259,7 +259,7 @@ def _narrow(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _put(whole: NDArray[Any] | None, values: NDArray[Any], begin: int, count: int) -> NDArray[Any]:
-    """Write a part into the array of all shards, of a type that holds both; memory is taken when it is written."""
+    """Write a part into the array of all shards, whose dtype fits both; memory is allocated on the first write."""
     if whole is None:
         whole = np.empty((count, *values.shape[1:]), values.dtype)
     whole = whole.astype(np.promote_types(whole.dtype, values.dtype), copy=False)

@@ -45,11 +45,11 @@ class Computed(Examples):
         """Return features as arrays, or as lists of bytes or arrays if lengths differ; or raise CorruptDataError."""
 
     def stored(self) -> dict[str, int | None]:
-        """Return the features whose bytes lie in the files as they are: their width, or None where it varies."""
+        """Return the features that files store unencoded, with their width in bytes, or None if it varies."""
         return {}
 
     def places(self, ids: _Ids) -> dict[str, tuple[_Ids, _Ids]]:
-        """Return the first byte and the size of each of these features, in the file of each example."""
+        """Return the first byte and the size of each feature of `stored`, in the file of each example."""
         return {}
 
     @property
@@ -138,11 +138,11 @@ class ComputedFetcher:
         return objects([bytes(data[a + record_framing.HEADER_BYTES : b - 4]) for a, b in spans]), weight
 
     def stored(self) -> dict[str, int | None]:
-        """Return `Computed.stored`, without what has no bytes."""
+        """Return `Computed.stored`, without features of zero bytes."""
         return {name: width for name, width in self._computed.stored().items() if width != 0}
 
     def places(self, ids: _Ids) -> tuple[NDArray[np.int32], Columns, NDArray[np.float32]]:
-        """Return the file of each example, `Computed.places` and its weight."""
+        """Return the file of each example, `Computed.places`, and the weight of each example."""
 
         def placed(ids: _Ids, names: list[str]) -> Columns:
             return {_FILE: self._computed.locate(ids)[0], **self._computed.places(ids)}

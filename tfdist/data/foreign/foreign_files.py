@@ -28,7 +28,7 @@ EXAMPLES, RAW, SEQUENCES = "examples", "raw", "sequences"
 #: what `tfdist.data.open` takes as `records`
 CONTENTS = (EXAMPLES, RAW, SEQUENCES)
 _LOOK_SECONDS = 1.0
-_NARROW = 64  # bytes, that are faster taken one by one in NumPy than in a loop over rows
+_NARROW = 64  # bytes up to which one indexing in NumPy is faster than a loop over rows
 _Ids = NDArray[np.int64]
 
 

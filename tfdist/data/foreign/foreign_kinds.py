@@ -14,11 +14,11 @@ from tfdist.data.sources.tables.arrow_ipc import is_saved
 from tfdist.errors import ConfigError, CorruptDataError
 
 _SUFFIXES = (".tar", ".jsonl", ".arrow", ".feather")
-# what stands beside data in a folder and tells people about it
+# names of documents for people, which may be in a folder beside data
 _DOCUMENT = re.compile(
     r"(readme|licen[cs]e|notice|citation|authors|changes|changelog|(md5|sha\d+)sums?|checksums?)\b.*|.*\.(md|rst|pdf)"
 )
-_NAMED = 3  # files that are named of those that are in the way
+_NAMED = 3  # number of unexpected files that an error names
 RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord files
 
 
@@ -58,7 +58,7 @@ def _is_tfrecord(path: Path) -> bool:
 
 
 def _mixed(text: str, paths: list[Path]) -> ConfigError:
-    """The error of a folder, or of matches, that are files of several kinds."""
+    """Return the error for a folder, or a wildcard, with files of several kinds."""
     known = sorted({path.suffix for path in paths if path.suffix.lower() in _SUFFIXES})
     others = [path.name for path in paths if path.suffix not in known]
     folder = text if os.path.isdir(text) else os.path.dirname(text)
@@ -70,7 +70,7 @@ def _mixed(text: str, paths: list[Path]) -> ConfigError:
 
 
 def _array_records(text: str, paths: list[Path]) -> list[Path]:
-    """The ArrayRecord files, where there is nothing else: of TensorFlow Datasets, there is a description as well."""
+    """Return the ArrayRecord files, if there are no others except the description files of TensorFlow Datasets."""
     found = [path for path in paths if _is_array_record(path)]
     names = {alike(path.name) for path in found}
     for path in paths if found else ():
@@ -92,7 +92,7 @@ def _is_array_record(path: Path) -> bool:
 
 
 def _need_one_set(text: str, paths: list[Path], *, of_tfds: bool = False) -> None:
-    """Refuse a folder whose files are of several splits, which may mix training and validation."""
+    """Refuse a folder with files of several splits, which may mix training and validation."""
     several = splits.by_word(list(map(str, paths)), of_tfds=of_tfds, where=text) if os.path.isdir(text) else {}
     if several:
         ways = [f"{text}/*{split}*" for split in several]
@@ -149,7 +149,7 @@ def _saved_dataset(path: Path) -> Foreign | None:
 
 
 def _has(path: Path, field: str) -> bool:
-    """Return whether a file is a JSON object with this field: other files may have the same name."""
+    """Return True if a file is a JSON object with this field; other files may have the same name."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

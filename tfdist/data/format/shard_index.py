@@ -23,7 +23,7 @@ from tfdist.data.format.schema import Schema, indexed_values, texts_of
 from tfdist.errors import CorruptDataError
 from tfdist.storage.directory import Storage
 
-_STEP = 1 << 16  # offsets that are checked at a time
+_STEP = 1 << 16  # number of offsets that are checked at a time
 _HEADER_BYTES = 256  # of an array in a safetensors file, and more than it takes
 
 
@@ -54,7 +54,7 @@ class Index:
 
 
 def _view(data: bytes, key: str, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """An array of a safetensors file without a copy, which `safetensors.numpy.load` makes of all of them."""
+    """Return an array of a safetensors file without a copy; `safetensors.numpy.load` copies all arrays."""
     kind = "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
     count = math.prod(shape)
     try:
@@ -73,7 +73,7 @@ def _view(data: bytes, key: str, dtype: np.dtype[Any], shape: tuple[int, ...], n
 
 
 def _rise(offsets: NDArray[np.int64], last: int) -> bool:
-    """Offsets lie in a file and leave room for the frames of records."""
+    """Return whether offsets are inside the file and leave room for the frames of records."""
     inside = (offsets >= 0) & (offsets <= last)  # first, so that differences cannot overflow
     return bool(inside.all() and (np.diff(offsets) >= record_framing.OVERHEAD_BYTES).all())
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 VERSION = 1
 TABLE = 4096
 _AT_ONCE = 1 << 16  # positions
-_MANY = 1 << 10  # values: for more of them, calls with keys of their own cost less than arrays of keys
+_MANY = 1 << 10  # number of values above which separate calls for permutations are faster than arrays of keys
 _KEPT_BLOCKS = 4
 Ids = NDArray[np.int64]
 
@@ -78,7 +78,7 @@ class Permutation:
 
 
 def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[Any]]) -> list[Ids]:
-    """Each permutation's values at its positions; the last ones outside go through the networks together."""
+    """Return each permutation's values at its positions; the last values outside go through the networks together."""
     found: list[Any] = []
     outside: list[Ids] = []  # which values of which permutation
     for one, at in zip(permutations, positions, strict=True):

@@ -1,4 +1,4 @@
-"""The choice of what reads columns, and a reader of values that lie in files of other libraries as they are."""
+"""The choice of the reader of columns, and a reader of unencoded values in files of other libraries."""
 
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from tfdist.data.reading.tensor_columns import (
 )
 
 _LARGE_BATCH = 1 << 20  # bytes
-_EXAMPLES = 8192  # whose places are found at once
+_EXAMPLES = 8192  # number of examples whose places are found at once
 
 
 class StoredByOps:
-    """Finds the places of values early, and copies them once, by the compiled ops; `stored_reader` returns one.
+    """Finds the places of values early, and copies the values once, by the compiled ops; made by `stored_reader`.
 
-    A batch from a file that was replaced goes to NumPy, which says so.
+    If a file was replaced, NumPy reads the batch, and reports the file.
     """
 
     examples = _EXAMPLES
@@ -51,7 +51,7 @@ class StoredByOps:
         ]
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
-        """Return the file of each example, the first byte of each feature, sizes that vary, and weights."""
+        """Return the file of each example, the first byte of each feature, variable sizes, and weights."""
         file, places, sound = self._fetcher.places(ids)
         begins, sizes = [places[name][0] for name in self._schema], [places[name][1] for name in self._lengths]
         return [file, *begins, *sizes, sound]
@@ -80,7 +80,7 @@ class StoredByOps:
 
 
 def stored_reader(fetcher: ColumnFetcher) -> StoredByOps | None:
-    """Return a reader by the compiled ops; None where they are missing, or values have to be computed."""
+    """Return a reader by the compiled ops; None if they are missing, or if values must be computed."""
     if not isinstance(fetcher, ComputedFetcher) or fetcher.stored().keys() != set(fetcher.names):
         return None
     if (ops := native.records()) is None:
@@ -91,7 +91,7 @@ def stored_reader(fetcher: ColumnFetcher) -> StoredByOps | None:
 
 
 def reader_of(fetcher: ColumnFetcher, global_batch_size: int, *, uses_ops: bool, caches: bool) -> ColumnReader:
-    """Return the fastest reader of these examples; `caches`: a batch may be known without being read."""
+    """Return the fastest reader of these examples; `caches`: a batch may be in a cache, and need not be read."""
     if caches:
         return WhenAsked(fetcher)
     if uses_ops and (stored := stored_reader(fetcher)) is not None:
@@ -101,5 +101,5 @@ def reader_of(fetcher: ColumnFetcher, global_batch_size: int, *, uses_ops: bool,
         if ops is not None:
             return ByOps(fetcher, ops, fetcher.source.paths)
     early = ByNumpy(fetcher)
-    # to cut up several large batches costs more than a call for each
+    # cutting several large batches apart takes longer than a call for each
     return WhenAsked(fetcher) if early.mean_bytes * global_batch_size > _LARGE_BATCH else early

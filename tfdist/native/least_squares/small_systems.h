@@ -1,7 +1,7 @@
-// Sums of outer products, and their solution by Cholesky's factorisation, in vectors of `kBytes`.
+// Sums of outer products, and solution of their systems by Cholesky factorisation, in vectors of `kBytes`.
 //
-// A system is a symmetric matrix of `size` rows, of which the part above the diagonal counts, then its right side, then the
-// solution. `size` is a multiple of kTile, so a vector never ends within a row; what lies below the diagonal is not read.
+// In memory, a system is a symmetric matrix of `size` rows, then its right side, then the solution. Only the diagonal and
+// the part above it are read. `size` is a multiple of kTile, so rows consist of whole vectors.
 
 #ifndef TFDIST_NATIVE_LEAST_SQUARES_SMALL_SYSTEMS_H_
 #define TFDIST_NATIVE_LEAST_SQUARES_SMALL_SYSTEMS_H_
@@ -9,18 +9,18 @@
 #include <cmath>
 #include <cstddef>
 
-// What functions for one kind of processor call has to become a part of them, or it would be compiled for any.
+// Functions for one kind of processor must inline the functions that they call, or those are compiled for any kind.
 #define TFDIST_PART inline __attribute__((always_inline))
 
 namespace tfdist {
 
 constexpr std::size_t kLine = 64;
-// Sums of this many rows and two vectors are kept in registers. All processors with AVX2 have 16.
+// Registers hold the sums of this many rows and two vectors. All processors with AVX2 have 16 vector registers.
 constexpr std::size_t kTall = 4;
-// Systems are solved together: while one waits for a square root, the others go on.
+// This many systems are solved together: while one waits for a square root, the others continue.
 constexpr std::size_t kTogether = 4;
 
-// Two vectors of at most 32 bytes.
+// The numbers in two vectors of 32 bytes, the largest.
 template <typename T>
 constexpr std::size_t kTile = kLine / sizeof(T);
 
@@ -37,7 +37,7 @@ TFDIST_PART std::size_t numbers_of_system(std::size_t size) {
   return size * size + 2 * size;
 }
 
-// Add the products of each of `count` rows with itself. Both arrays begin at a cache line.
+// Add the outer product of each of `count` rows with itself. Both arrays begin at a cache line.
 template <typename T, std::size_t kBytes>
 TFDIST_PART void add_products(T* matrix, const T* rows, std::size_t count, std::size_t size) {
   using Vector = typename Vectors<T, kBytes>::Vector;
@@ -71,8 +71,8 @@ TFDIST_PART void add_products(T* matrix, const T* rows, std::size_t count, std::
   }
 }
 
-// Turn each matrix into U with U'U = matrix, and solve U'z = right side. The diagonal keeps reciprocals. `fine` says which
-// matrices were positive definite.
+// Replace each matrix by U with U'U = matrix, and solve U'z = right side. The diagonal has reciprocals of U's.
+// `fine` becomes false for each matrix that is not positive definite.
 template <typename T, std::size_t kBytes>
 TFDIST_PART void factorise(T* systems, std::size_t size, bool* fine) {
   using Vector = typename Vectors<T, kBytes>::Vector;
@@ -85,7 +85,7 @@ TFDIST_PART void factorise(T* systems, std::size_t size, bool* fine) {
       T* top = matrix + k * size;
       Vector* tops = reinterpret_cast<Vector*>(top);
       Vector* rights = reinterpret_cast<Vector*>(right);
-      fine[one] = fine[one] && top[k] > 0;  // not so for a NaN
+      fine[one] = fine[one] && top[k] > 0;  // false for a NaN
       const T reciprocal = 1 / std::sqrt(top[k]);
       const T solved = right[k] * reciprocal;
       for (std::size_t j = k / wide; j < across; ++j) {

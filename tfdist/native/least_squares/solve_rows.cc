@@ -1,5 +1,5 @@
-// Rows of a sparse matrix, each of which solves a small system of its own: (S + sum of w y y') x = sum of t y, where y is
-// the factors of the columns that the row has, w their weights and t their targets. S is the same for all rows.
+// Small systems, one for each row of a sparse matrix: (S + sum of w y y') x = sum of t y. The sums run over the entries of
+// the row: y are the factors of an entry's column, w is its weight and t its target. S is the same for all rows.
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +13,8 @@
 namespace tfdist {
 namespace {
 
-constexpr std::int64_t kPacked = 64;  // entries of a row: their factors stay in the first cache
-constexpr std::int64_t kAhead = 8;    // entries: factors of other columns lie anywhere
+constexpr std::int64_t kPacked = 64;  // entries of a row at a time: their factors stay in the L1 cache
+constexpr std::int64_t kAhead = 8;    // entries to prefetch ahead: factors of columns are scattered in memory
 
 template <typename T>
 struct Problem {
@@ -29,7 +29,7 @@ struct Problem {
   T* into;           // [rows, size]
 };
 
-// Fill in the system of a row; false where an entry has no column.
+// Fill in the system of a row; return false if the column of an entry has no factors.
 template <typename T, std::size_t kBytes>
 TFDIST_PART bool fill(const Problem<T>& of, std::int64_t row, T* matrix, T* packed) {
   using Vector = typename Vectors<T, kBytes>::Vector;
@@ -57,7 +57,7 @@ TFDIST_PART bool fill(const Problem<T>& of, std::int64_t row, T* matrix, T* pack
   return true;
 }
 
-// Solve all rows; otherwise return the first that cannot be solved.
+// Solve all rows and return their number; otherwise return the first row that cannot be solved.
 template <typename T, std::size_t kBytes>
 TFDIST_PART std::int64_t solve(const Problem<T>& of, T* systems) {
   const std::size_t numbers = numbers_of_system<T>(of.size), square = of.size * of.size;
@@ -93,7 +93,7 @@ __attribute__((target("avx2,fma"))) std::int64_t solve_avx2(const Problem<T>& of
 }
 #endif
 
-// Vectors of 16 bytes: those of every x86-64 and aarch64.
+// Vectors of 16 bytes, which every x86-64 and aarch64 processor has.
 template <typename T>
 std::int64_t solve_anywhere(const Problem<T>& of, T* systems) {
   return solve<T, 16>(of, systems);
@@ -131,7 +131,7 @@ std::int64_t solve_here(const Problem<T>& of, bool portable) {
   }
 
 extern "C" {
-// The number of rows that were solved: all of them, or those before the first that cannot be; -1 where memory is short.
+// Return the number of solved rows: all, or those before the first that cannot be solved; -1 if there is no memory.
 TFDIST_SOLVER(float32, float)
 TFDIST_SOLVER(float64, double)
 }

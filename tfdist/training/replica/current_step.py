@@ -18,7 +18,7 @@ from tfdist.training.replica.judging import Rules, Verdict
 
 _current = threading.local()
 
-#: what `Step.rule_of` is asked of, and what a step leaves in states
+#: the kinds of values for which `Step.rule_of` is called, and of results that a step leaves in states
 KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric")
 
 _NO_RULES = Rules()
@@ -39,11 +39,11 @@ class Sink(Protocol):
 
         Args:
             current: the step.
-            asks: whether the step may ask metrics for their results in its middle, see `Step.result_of`.
+            asks: whether the step may ask metrics for their results before it ends, see `Step.result_of`.
         """
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
-        """Take this replica's gradients, or None, for an optimizer, and their variables."""
+        """Take this replica's gradients, or None, for an optimizer, and the variables of the gradients."""
 
     def end(self, logs: Any) -> Any:
         """Return the replica's result, given that of the user's step."""
@@ -70,13 +70,12 @@ class Group(Protocol):
 class Step:
     """A replica's share of a step, which is current while the user's `train_step` or `test_step` runs.
 
-    Inside it the code is that of one device: the strategy says that there is one replica, so Keras neither divides
-    losses by the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica
-    has. What replicas contribute is then weighted by `share`, so that the sum over replicas is the mean over all
-    examples.
+    Inside it the code runs as on one device. The strategy reports one replica, so Keras neither divides losses by the
+    number of replicas nor multiplies them back, and a loss is the mean over this replica's examples. Contributions of
+    replicas are then weighted by `share`, so their sum over replicas is the mean over all examples.
 
-    A replica without examples (a batch smaller than the number of replicas) computes on a copy of one, because
-    kernels and statistics are not made for none; its share is zero, and whatever it counts is dropped.
+    If a batch is smaller than the number of replicas, a replica has no examples. It computes on a copy of one, because
+    kernels and statistics are not made for empty batches. Its share is zero, and its counts are dropped.
     """
 
     def __init__(
@@ -93,48 +92,48 @@ class Step:
     ) -> None:
         self.all_reduce = all_reduce
         self.group = replica_sums.Replicas() if group is None else group
-        #: how often it has gathered rows, or reduced gradients, in its middle
+        #: how often the step has gathered rows, or reduced gradients, before its end
         self.meetings = 0
         self.sink = sink
-        #: makes the context in which it meets other replicas
+        #: makes the context in which the step communicates with other replicas
         self.meeting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self.rows = rows
         self.index = index
         self.weighs_loss = weighs_loss
         if global_rows is None:
-            # Asked first thing, so that the answer travels while the forward pass computes; as a float, because an
-            # integer on a GPU is in the host's memory, which NCCL does not reach.
+            # The sum begins first, so it travels while the forward pass computes. It is a float, because an integer
+            # on a GPU is in the host's memory, which NCCL cannot access.
             (total,) = all_reduce([tf.cast(rows, tf.float32)])
             global_rows = tf.cast(total, tf.int32)
         self.global_rows = global_rows
         #: this replica's part of the examples, float64 scalar; the shares of all replicas sum to 1
         self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64))
-        #: 1 where this replica has examples, else 0, float32 scalar
+        #: 1 if this replica has examples, otherwise 0, float32 scalar
         self.present = tf.cast(self.rows > 0, tf.float32)
-        #: whether Keras weighs the batch's loss by the rows of an input that every replica has whole
+        #: whether Keras weights the batch's loss by the rows of an input that every replica has whole
         self.counts_by_whole = False
         #: optimizers whose loss was weighted by `share` before its gradient was taken
         self.weighted: set[int] = set()
-        #: takes a metric that the step asks for its result, and returns it; None leaves that to the metric
+        #: returns the result of a metric when the step asks for it; None leaves that to the metric
         self.result_of: Callable[[Any], Any] | None = None
-        #: takes kind, number, name, value and `can_gather` of what `rule_of` is asked of; where the step is only tried
+        #: if the step is only tried: called with kind, number, name, value and `can_gather` of each call of `rule_of`
         self.noted: Callable[[str, int, str, Any, bool], None] | None = None
-        #: rows of all replicas that were gathered, with what they were gathered of, by its identity
+        #: gathered rows of all replicas, with the tensor from which they were gathered, by its identity
         self.gathered: dict[int, tuple[Any, Any]] = {}
-        #: whether what is traced now becomes one program of XLA, see `compiled`
+        #: whether the current trace becomes one program of XLA, see `compiled`
         self.is_one_program = False
-        #: metrics whose results in the logs are of this replica alone, and have to become those of all
+        #: metrics whose results in the logs are of this replica alone, and must be replaced by those of all
         self.replaced_results: list[str] = []
-        #: how often each generator of random numbers was drawn from, by its identity
+        #: number of draws from each generator of random numbers, by its identity
         self.draws: Counter[int] = Counter()
         self.rules = rules
         self._asked: Counter[str] = Counter()
-        self._passed: set[int] = set()  # numbers of the gradients that were taken through other replicas
+        self._passed: set[int] = set()  # numbers of the gradients that flowed through other replicas
 
     def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
-        """Return the rule by which replicas' values of their examples become that of all examples.
+        """Return the rule that combines the values of replicas into the value of all examples.
 
-        Values of a kind are told apart by their order, which is the same whenever the step is traced.
+        Values of a kind are identified by their order, which is the same in every trace of the step.
         """
         number = self._asked[kind]
         self._asked[kind] += 1
@@ -146,7 +145,7 @@ class Step:
         return self.rule_of(kind, value, name=name) == "sum"
 
     def has_row_of_each(self, values: tf.Tensor) -> bool:
-        """True if values are known to have a row for each example before the step runs."""
+        """Return True if it is known, before the step runs, that values have a row for each example."""
         return False
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
@@ -157,31 +156,31 @@ class Step:
             return self.all_reduce(tensors)
 
     def require_others(self, what: str) -> None:
-        """Raise if the other replicas cannot be asked in the middle of the step."""
+        """Raise if the other replicas cannot be reached in the middle of the step."""
         if self.is_one_program:
             raise cannot_add_up(what)
         if self.group.size == 1:
-            self.all_reduce([])  # raises where a part of a batch cannot ask others
+            self.all_reduce([])  # raises if a part of a batch cannot reach others
 
     def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
-        """Return the factor of this replica's value, with which the sum over replicas is that of one device."""
+        """Return the weight of this replica's value: the weighted sum over replicas is the value of one device."""
         rule = self.rule_of(kind, value, name=name)
         if kind == "gradient":
             self._check_order(self._asked[kind] - 1, rule)
         return self._weight_by(rule)
 
     def will_apply_reduced(self) -> None:
-        """Note that the next gradient is a reduced one, which replicas weight as a mean whatever its loss was."""
+        """Record that the next gradient is reduced: replicas weight it as a mean, whatever its loss was."""
         self._passed.add(self._asked["gradient"])
 
     def _check_order(self, number: int, rule: Verdict) -> None:
-        """Warn of a gradient that may have come through other replicas with the weight of another gradient."""
+        """Warn of a gradient that may have flowed through other replicas with the weight of another gradient."""
         before = {self.rules.values.get(("gradient", one), "mean") for one in self._passed if one < number}
         if number not in self._passed and any(one != rule for one in before):
             _warn_of_early_gradients()
 
     def weight_of_loss(self) -> tf.Tensor:
-        """Return the weight of the loss whose gradient is asked for next; a step may have several losses."""
+        """Return the weight of the loss whose gradient is taken next; a step may have several losses."""
         number = self._asked["gradient"]
         self._passed.add(number)
         return self._weight_by(self.rules.values.get(("gradient", number), "mean"))
@@ -205,13 +204,13 @@ def _warn_of_early_gradients() -> None:
 
 
 def current() -> Step | None:
-    """Return the step that this thread's replica is in, or None."""
+    """Return the step that this thread's replica runs, or None."""
     return getattr(_current, "step", None)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Compute inside the block like one device with one example, without regard to other replicas."""
+    """Compute inside the block like one device with one example, independently of other replicas."""
     outer = current()
     if outer is None:
         yield

@@ -1,10 +1,10 @@
 """Loss, metrics and optimizer of a model, built from the outputs that its graph of layers already describes.
 
-Keras traces the whole model to learn the shapes and dtypes of its outputs: a third of the time before the first trace.
-A Sequential or functional model with layers of Keras knows them.
+Keras traces the whole model to learn the shapes and dtypes of its outputs, for a third of the time before the first
+trace. A Sequential or functional model of Keras layers already has them.
 
-Private names, read in Keras 3.15.1 (`keras/src/trainers/trainer.py`): `_symbolic_build`, of which this is what remains;
-`_compile_loss`, `_compile_metrics`, `_compute_loss`, `_post_build`, which it uses; `_flatten_layers`.
+Private names, read in Keras 3.15.1 (`keras/src/trainers/trainer.py`): `_symbolic_build`, of which this module repeats
+the rest; `_compile_loss`, `_compile_metrics`, `_compute_loss`, `_post_build`, which it uses; `_flatten_layers`.
 """
 
 from typing import Any
@@ -19,9 +19,9 @@ from tfdist.compat.keras.symbolic import graphs
 
 
 def build(model: keras.Model, spec: Any) -> bool:
-    """Build what is left of a model for batches of this spec; return False, with nothing done, if Keras has to."""
+    """Build the unbuilt parts of a model for batches of this spec; return False, and do nothing, if Keras must."""
     graph = _graph(model) if type(model)._symbolic_build is Trainer._symbolic_build else None
-    if graph is None or (isinstance(spec, tuple) and len(spec) > 3):  # a batch for a step of the user's
+    if graph is None or (isinstance(spec, tuple) and len(spec) > 3):  # a batch for a user's step
         return False
     batch = keras.utils.unpack_x_y_sample_weight(spec)
     if not _fits(graph, batch[0]):
@@ -41,7 +41,7 @@ def build(model: keras.Model, spec: Any) -> bool:
 
 
 def _graph(model: keras.Model) -> Functional | None:
-    """Return the graph of a built model with nothing but code of Keras in it."""
+    """Return the graph of a built model; None if it contains code that is not from Keras."""
     kind, graph = type(model), graphs.graph_of(model)
     is_called = kind.call in (Functional.call, keras.Sequential.call) and kind.__call__ is keras.layers.Layer.__call__
     layers = list(model._flatten_layers())
@@ -51,7 +51,7 @@ def _graph(model: keras.Model) -> Functional | None:
 
 
 def _fits(graph: Functional, given: Any) -> bool:
-    """True for dense inputs whose shapes are the graph's, but for the rows."""
+    """Return True for dense inputs whose shapes, except for the number of rows, are those of the graph."""
     leaves, inputs = keras.tree.flatten(given), graph.inputs
     if len(leaves) != len(inputs) or not all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank for leaf in leaves):
         return False

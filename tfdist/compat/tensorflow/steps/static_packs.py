@@ -1,10 +1,10 @@
-"""TensorFlow's packs of values that are summed together, made of tensors whose shapes are known.
+"""TensorFlow's packs of values that are summed together, for tensors with known shapes.
 
-TensorFlow asks for the shape and the size of each tensor of a pack while the step runs: seven operations for a tensor
-where four do. A pack that it is given as one tensor holds the same elements in the same order, so its sum is the same,
-bit for bit.
+TensorFlow computes the shape and the size of each tensor of a pack while the step runs, with seven operations per
+tensor; with known shapes four are enough. This module passes a pack as one tensor, with the same elements in the same
+order. So its sum is equal to the bit.
 
-Private names, read in TensorFlow 2.21.0: `cross_device_utils.group_by_size`, by which TensorFlow makes its packs.
+Private names, read in TensorFlow 2.21.0: `cross_device_utils.group_by_size`, with which TensorFlow makes its packs.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from tfdist.compat.tensorflow.steps.replica_contexts import owned
 
 
 def can_pack(values: list[Any]) -> bool:
-    """Return whether values are dense, of one dtype, and of known shapes, in a graph."""
+    """Return True if values are dense, have one dtype and known shapes, and are in a graph."""
     if tf.executing_eagerly() or len({one.dtype for one in values}) != 1:
         return False
     return all(isinstance(one, tf.Tensor) and one.shape.is_fully_defined() for one in values)
 
 
 def sums(reduce: Callable[[list[Any], Any], list[Any]], values: list[tf.Tensor], options: Any) -> list[tf.Tensor]:
-    """Return the sums of values that `can_pack` accepts, by a reduction that makes packs from the last to the first."""
+    """Return the sums of values that `can_pack` accepts; ``reduce`` takes packs from the last to the first."""
     packs = cross_device_utils.group_by_size(values, options.bytes_per_pack)
     sent = [owned(pack[0]) if len(pack) == 1 else _joined(pack) for pack in packs]
     each_alone = options.merge(tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1))

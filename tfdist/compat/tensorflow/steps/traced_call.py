@@ -41,9 +41,9 @@ class TracedCall:
 
 @contextlib.contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Collect no garbage inside the block, where a graph is made.
+    """Turn garbage collection off inside the block, which makes a graph.
 
-    A graph only grows, so Python searches it again and again and finds nothing: a tenth of the time to make one.
+    A graph only grows, so repeated searches of it find nothing. They take a tenth of the time to make a graph.
     """
     if not gc.isenabled():
         yield

@@ -71,13 +71,13 @@ def unwrapped(array: Any) -> Any:
 
 
 def _without_views(array: Any) -> Any:
-    """An array whose texts are no views, which few of Arrow's functions take; polars has them."""
+    """Return an array without string views, which few of Arrow's functions accept; Polars writes them."""
     plain = _plain_texts(array.type)
     return array if plain == array.type else array.cast(plain)
 
 
 def without_views(table: Any) -> Any:
-    """A table whose columns of texts are no views, and can be taken by numbers; others are the same memory."""
+    """Return a table without string views, so that rows can be taken by index; other columns share memory."""
     for place, field in enumerate(table.schema):
         kind = _plain_texts(field.type)
         if kind != field.type:

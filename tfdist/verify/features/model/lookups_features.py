@@ -46,7 +46,7 @@ def _fit(
     with ctx.scope():
         made = _model(embed, **model)
         made.compile(keras.optimizers.Adam(0.02) if optimizer is None else optimizer(), "mse", jit_compile=compiled)
-    rows = EVEN if compiled else PARTIAL  # XLA would compile a partial batch by itself
+    rows = EVEN if compiled else PARTIAL  # XLA would compile a partial batch separately
     return trained(ctx, made, _texts(rows), regression(rows)[1])
 
 

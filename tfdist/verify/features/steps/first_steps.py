@@ -7,7 +7,7 @@ import numpy as np
 from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import WIDTH, history, regression, variables
 
-#: five batches of 6, of which a graph has two, and one of 3, for which XLA would compile every update again
+#: five batches of 6, two per graph, and one of 3, for which XLA would compile every update again
 _BATCH, _ROWS, _EVEN_ROWS = 6, 33, 30
 _AROUND_OTHERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 
@@ -73,7 +73,7 @@ def _trained(ctx: Context, *, rows: int = _ROWS, built: bool = False, **options:
 
 
 def _on_one_device(ctx: Context, rows: int = _ROWS) -> Outcome:
-    return _trained(ctx, rows=rows, built=True, run_eagerly=True)  # to trace so many updates takes most of the time
+    return _trained(ctx, rows=rows, built=True, run_eagerly=True)  # tracing so many updates would take most of the time
 
 
 @feature(reference=_on_one_device, deadline_seconds=240)

@@ -120,7 +120,7 @@ def generative_adversarial_network(ctx: Context) -> Outcome:
 
 @feature()
 def gradient_penalty(ctx: Context) -> Outcome:
-    """A WGAN-GP without call: two steps of the discriminator for one of the generator, a gradient of a gradient."""
+    """A WGAN-GP without call: two discriminator steps per generator step, and a gradient of a gradient."""
 
     class Wasserstein(keras.Model):
         def __init__(self) -> None:
@@ -225,7 +225,7 @@ def sums_in_a_step(ctx: Context) -> Outcome:
 
 @feature()
 def synchronized_normalization(ctx: Context) -> Outcome:
-    """Steps of their own around normalisation by the global batch, each with two losses in turn: means, sums, both."""
+    """A user's steps with normalisation by the global batch, each with two losses in turn: means, sums, both."""
 
     def normalized() -> Any:
         return keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
