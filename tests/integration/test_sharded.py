@@ -87,7 +87,7 @@ def test_a_step_sends_as_many_bytes_as_an_all_reduce(pool: WorkerPool) -> None:
 @within(TWO)
 @pytest.mark.timeout(DEADLINE_SECONDS)
 def test_a_process_takes_the_memory_of_the_formula(pool: WorkerPool) -> None:
-    require_the_memory_of_the_formula(pool, layers=16)
+    require_the_memory_of_the_formula(pool, layers=28)
 
 
 @within(TWO)
