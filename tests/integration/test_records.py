@@ -279,7 +279,7 @@ def test_a_number_that_no_file_has_is_refused(reader: Reader, shard: Shard, numb
 def test_files_that_cannot_be_read_are_named(reader: Reader, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, message in (("absent", "absent"), ("pipe", "no regular file"), ("folder", "no regular file")):
+    for name, message in (("absent", "absent"), ("pipe", "not a regular file"), ("folder", "not a regular file")):
         with pytest.raises(Exception, match=message):
             reader.records([tmp_path / name], **one(0, 1))
 

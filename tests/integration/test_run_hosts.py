@@ -125,7 +125,7 @@ train(40, before=lose)
     stepping = [one["workers"] for one in happened(shared) if one["event"] == "stepping"]
     assert [workers for workers, _ in itertools.groupby(stepping)] == [4, 2]
     assert b"host two was lost" in err
-    assert b"goes on with 2 workers" in err
+    assert b"continues with 2 workers" in err
 
 
 @quick

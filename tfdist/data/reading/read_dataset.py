@@ -14,6 +14,7 @@ from tfdist import validation
 from tfdist.cluster.shares import Share, Shares
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.computed_examples import ComputedFetcher
 from tfdist.data.examples.fetch import PAYLOAD, keep_freed_memory
 from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.format.data_manifest import Manifest
@@ -24,7 +25,7 @@ from tfdist.data.order.mixtures import Chosen
 from tfdist.data.reading import tensor_columns, user_functions
 from tfdist.data.reading.element_roles import Pads, padded
 from tfdist.data.reading.example_cache import DecodedCache
-from tfdist.data.reading.stored_reader import reader_of
+from tfdist.data.reading.stored_reader import stored_reader
 from tfdist.data.reading.user_functions import mapped
 from tfdist.data.reading.view import View
 from tfdist.errors import ConfigError, TfdistError
@@ -83,7 +84,12 @@ class Pipeline:
         self.prior = prior
         self._order_of = order_of
         keep_freed_memory()
-        self._reader = reader_of(fetcher, global_batch_size, uses_ops=uses_ops, caches=cache is not None)
+        stored = None
+        if uses_ops and cache is None and isinstance(fetcher, ComputedFetcher):
+            stored = stored_reader(fetcher)
+        self._reader = stored or tensor_columns.reader_of(
+            fetcher, global_batch_size, uses_ops=uses_ops, caches=cache is not None
+        )
 
     def batches(self, start: int = 0) -> batch_positions.Batches:
         """The batches of an epoch of which ``start`` examples have been consumed."""

@@ -1,4 +1,4 @@
-"""The choice of the reader of columns, and a reader of unencoded values in files of other libraries."""
+"""A reader of unencoded values in files of other libraries."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,8 @@ from numpy.typing import NDArray
 
 from tfdist import native
 from tfdist.data.examples.computed_examples import ComputedFetcher
-from tfdist.data.examples.fetch import Fetcher, MappedBytes
-from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.order.epoch_orders import Ids
 from tfdist.data.reading.tensor_columns import (
-    ByNumpy,
-    ByOps,
-    ColumnReader,
     Columns,
     Read,
     Spec,
@@ -23,7 +18,6 @@ from tfdist.data.reading.tensor_columns import (
     from_bytes,
 )
 
-_LARGE_BATCH = 1 << 20  # bytes
 _EXAMPLES = 8192  # number of examples whose places are found at once
 
 
@@ -79,27 +73,12 @@ class StoredByOps:
         return either_read(tf.reduce_all(ok), lambda: (columns, sound), lambda: WhenAsked(self._fetcher).late(ids, []))
 
 
-def stored_reader(fetcher: ColumnFetcher) -> StoredByOps | None:
+def stored_reader(fetcher: ComputedFetcher) -> StoredByOps | None:
     """Return a reader by the compiled ops; None if they are missing, or if values must be computed."""
-    if not isinstance(fetcher, ComputedFetcher) or fetcher.stored().keys() != set(fetcher.names):
+    if fetcher.stored().keys() != set(fetcher.names):
         return None
     if (ops := native.records()) is None:
         return None
     examples = fetcher.examples
     paths = [str(Path(str(examples.storage.local), shard.file)) for shard in examples.manifest.shards]
     return StoredByOps(fetcher, ops, paths)
-
-
-def reader_of(fetcher: ColumnFetcher, global_batch_size: int, *, uses_ops: bool, caches: bool) -> ColumnReader:
-    """Return the fastest reader of these examples; `caches`: a batch may be in a cache, and need not be read."""
-    if caches:
-        return WhenAsked(fetcher)
-    if uses_ops and (stored := stored_reader(fetcher)) is not None:
-        return stored
-    if uses_ops and isinstance(fetcher, Fetcher) and isinstance(fetcher.source, MappedBytes):
-        ops = native.records()
-        if ops is not None:
-            return ByOps(fetcher, ops, fetcher.source.paths)
-    early = ByNumpy(fetcher)
-    # cutting several large batches apart takes longer than a call for each
-    return WhenAsked(fetcher) if early.mean_bytes * global_batch_size > _LARGE_BATCH else early

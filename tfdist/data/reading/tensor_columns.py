@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from tfdist import native
 from tfdist.data.examples.checked_examples import Examples
-from tfdist.data.examples.fetch import PAYLOAD, Fetcher
+from tfdist.data.examples.fetch import PAYLOAD, Fetcher, MappedBytes
 from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.format import example
 from tfdist.data.format.schema import FIXED, TEXT, Feature, Schema, texts_of
@@ -22,6 +23,7 @@ _SAME_BYTES = {"uint32": tf.int32, "uint64": tf.int64, "int8": tf.int8}
 _MOST_BYTES = 1 << 20  # of an example's values: a stranger's schema may have any number
 _EARLY_BYTES = 4 << 20  # of records, that NumPy reads at once
 _EARLY_EXAMPLES = 8192
+_LARGE_BATCH = 1 << 20  # bytes
 
 Columns = dict[str, Any]
 Read = tuple[Columns, tf.Tensor]
@@ -341,3 +343,16 @@ def after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any:
     done = tf.cond(condition, lambda: tf.numpy_function(call, [], tf.bool), lambda: tf.constant(False))
     with tf.control_dependencies([done]):
         return tf.nest.map_structure(tf.identity, data)
+
+
+def reader_of(fetcher: ColumnFetcher, global_batch_size: int, *, uses_ops: bool, caches: bool) -> ColumnReader:
+    """Return the fastest reader of these examples; `caches`: a batch may be in a cache, and need not be read."""
+    if caches:
+        return WhenAsked(fetcher)
+    if uses_ops and isinstance(fetcher, Fetcher) and isinstance(fetcher.source, MappedBytes):
+        ops = native.records()
+        if ops is not None:
+            return ByOps(fetcher, ops, fetcher.source.paths)
+    early = ByNumpy(fetcher)
+    # cutting several large batches apart takes longer than a call for each
+    return WhenAsked(fetcher) if early.mean_bytes * global_batch_size > _LARGE_BATCH else early
