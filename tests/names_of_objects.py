@@ -142,7 +142,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "random_states.py": {"_rng": lambda: context.Context},
     "tensorflow/tensor_arrays.py": {"_numpy": lambda: tf.constant(1.0)},
-    "initialized.py": {**each("_config _context_handle", context.context)},
+    "initialized.py": {"_context_handle": context.context},
     "tensorflow/tf_data.py": {
         **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
         **each("_dataset _element_spec _flat_output_shapes _flat_output_types _iterator_resource", elements),

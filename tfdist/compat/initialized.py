@@ -2,8 +2,7 @@
 out.
 
 Private names, read in TensorFlow 2.21.0 and Keras 3.15.1: `context()._context_handle`, set once an operation has run or
-a variable or strategy was made; `context()._config`, the settings with which TensorFlow begins, some of which have no
-function of their own; "object_name_uids" of `keras.src.backend.common.global_state`, where Keras counts the
+a variable or strategy was made; "object_name_uids" of `keras.src.backend.common.global_state`, where Keras counts the
 layers that it has named. A layer draws the seeds of its weights when it is made, long before TensorFlow begins.
 """
 
@@ -22,19 +21,6 @@ def what_was_made() -> str | None:
 
 def has_begun() -> bool:
     return context.context()._context_handle is not None
-
-
-def let_idle_threads_sleep() -> None:
-    """Let TensorFlow's threads sleep as soon as they are idle; by default they first search for work for a while.
-
-    This has no effect after TensorFlow has started.
-    """
-    if not has_begun():
-        config = tf.compat.v1.ConfigProto()
-        if context.context()._config is not None:
-            config.CopyFrom(context.context()._config)
-        config.experimental.disable_thread_spinning = True
-        context.context()._config = config
 
 
 def flush_summaries() -> None:

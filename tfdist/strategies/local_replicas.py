@@ -5,11 +5,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster.cluster_values import Cluster
 from tfdist.collectives.backends import replica_collectives
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat import initialized
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 
@@ -86,16 +84,6 @@ def ensure_threads(replicas: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(replicas + 1)
     except RuntimeError:  # TensorFlow has started
         return
-
-
-def share_processors(cluster: Cluster) -> None:
-    """Let idle threads sleep at once, if this host has at most one processor per worker.
-
-    TensorFlow's threads search for work before they sleep. That takes a sixth of the CPU time of short steps, at the
-    expense of the worker for which this one waits.
-    """
-    if 1 < cluster.local_workers >= len(os.sched_getaffinity(0)):
-        initialized.let_idle_threads_sleep()
 
 
 def native_collectives(backend: str, devices: Sequence[str]) -> list[Collective]:

@@ -114,7 +114,6 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 f"this process is {cluster.task} ({cluster.source}); MultiWorkerMirroredStrategy runs on workers "
                 "alone. Construct it only where cluster.is_worker."
             )
-        local_replicas.share_processors(cluster)
         buckets.require_bytes("bucket_bytes", bucket_bytes)
         shard_layout.require_stage("shard_optimizer", shard_optimizer)
         schedule = local_steps.require(synchronization, shard_optimizer)

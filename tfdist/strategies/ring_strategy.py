@@ -100,7 +100,6 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         buckets.require_bytes("bucket_bytes", bucket_bytes)
         schedule = local_steps.require(synchronization)
         members = _members(groups, cluster)
-        local_replicas.share_processors(cluster)
         devices = _devices(replicas_per_worker, cluster)
         self._job = horovod_job.join(
             cluster,
