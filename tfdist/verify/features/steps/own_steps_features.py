@@ -246,9 +246,9 @@ def synchronized_normalization(ctx: Context) -> Outcome:
 
     outcome: dict[str, Any] = {}
     mean, total = keras.ops.mean, keras.ops.sum
-    for name, reductions, rate in (("mean", (mean, mean), 0.05), ("both", (mean, total), 0.003)):
+    for name, reductions in (("mean", (mean, mean)), ("sum", (total, total)), ("both", (mean, total))):
         with ctx.scope():
             model = Own(*reductions)
-            model.compile(sgd(learning_rate=rate))
+            model.compile(sgd(learning_rate=0.003 if total in reductions else 0.05))
         outcome |= prefixed(name, trained(ctx, model, *regression(PARTIAL)))
     return outcome
