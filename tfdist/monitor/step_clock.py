@@ -76,8 +76,8 @@ class StepClock:
     @property
     def divides_steps(self) -> bool:
         """Whether an observer listens to phases or examples of steps; observers of faults need only traces."""
-        enters = [one for one, _ in self._on_enter if not one.may_raise]
-        return bool(enters or self._on_phase or self._on_step or self._on_trained)
+        enters = any(not one.may_raise for one, _ in self._on_enter)
+        return enters or bool(self._on_phase or self._on_step or self._on_trained)
 
     def _register(self, observers: tuple[StepObserver, ...]) -> None:
         def calls(name: str) -> _Calls:
