@@ -3,10 +3,32 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 _TURN_SECONDS = 3600.0
+
+
+def python_with(environment: Path, *requirements: str, alone: Sequence[str] = ()) -> Path:
+    """Return the Python of a virtual environment, which is made if it is missing or has other requirements.
+
+    Args:
+        environment: the folder of the environment.
+        requirements: the requirements, as for pip.
+        alone: more requirements, installed without their own dependencies.
+    """
+    python, whole = environment / "bin" / "python", environment / "requirements.json"
+    wanted = [*requirements, *alone]
+    if whole.exists() and json.loads(whole.read_text(encoding="utf-8")) == wanted:
+        return python
+    subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
+    install = [str(python), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*install, *requirements], check=True)
+    if alone:
+        subprocess.run([*install, "--no-deps", *alone], check=True)
+    whole.write_text(json.dumps(wanted), encoding="utf-8")
+    return python
 
 
 class PeerEnvironment:
@@ -14,13 +36,7 @@ class PeerEnvironment:
 
     def __init__(self, folder: Path, *requirements: str, side: Path) -> None:
         self._folder, self._side = folder, side
-        self._python = folder / "environment" / "bin" / "python"
-        whole = folder / "environment" / "requirements.json"
-        if whole.exists() and json.loads(whole.read_text(encoding="utf-8")) == list(requirements):
-            return
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder / "environment"], check=True)
-        subprocess.run([self._python, "-m", "pip", "install", "--quiet", *requirements], check=True)
-        whole.write_text(json.dumps(requirements), encoding="utf-8")
+        self._python = python_with(folder / "environment", *requirements)
 
     def ask(self, what: str, **setup: Any) -> Any:
         """Run a turn of the peer, and return its result."""

@@ -7,13 +7,16 @@ only libraries that tfdist installs anyway; tests/integration/test_docs_pages.py
 import argparse
 import contextlib
 import os
-import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.peer_environment import python_with
+from tests import readme
 
 DOCS = Path(__file__).parents[1] / "docs"
 _SECONDS = 600.0
@@ -83,7 +86,7 @@ PROGRAMS = {
 def sides(page: str) -> tuple[str, str]:
     """Return the programs before and after from the diff of a migration page, which has one diff."""
     text = (DOCS / f"moving-from-{page}.md").read_text(encoding="utf-8")
-    (diff,) = re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (diff,) = readme.fenced(text, "diff")
     lines = diff.splitlines()
     if wrong := [line for line in lines if line[:1] not in ("", " ", "+", "-")]:
         raise ValueError(f"{page}: {wrong[0]!r} is no line of a diff; begin it with ' ', '+' or '-'")
@@ -105,9 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _problem(page: str, program: Before, folder: Path) -> str:
     """Run a program in its environment; return its difference from the page, or an empty text."""
-    python = _environment(program, folder / "environment")
+    print(f"{page}: {program.requirements[0]} in {folder}", flush=True)
+    python = python_with(folder / "environment", *program.requirements, alone=program.pinned)
     run = folder / "run"
-    subprocess.run(["rm", "-rf", run], check=True)
+    shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
     (run / "train.py").write_text(sides(page)[0], encoding="utf-8")
     output = folder / "output.txt"
@@ -127,22 +131,6 @@ def _problem(page: str, program: Before, folder: Path) -> str:
         return f"it ends with {status}: {output}"
     missing = [name for name in program.leaves if not (run / name).exists()]
     return f"it leaves no {missing[0]}: {output}" if missing else ""
-
-
-def _environment(program: Before, folder: Path) -> Path:
-    """Return the Python of the environment, which is made if it is missing or incomplete."""
-    python, whole = folder / "bin" / "python", folder / "requirements.txt"
-    wanted = "\n".join([*program.requirements, *program.pinned])
-    if whole.exists() and whole.read_text(encoding="utf-8") == wanted:
-        return python
-    print(f"Installing {program.requirements[0]} and what it needs into {folder}", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, *program.requirements], check=True)
-    if program.pinned:
-        subprocess.run([*install, "--no-deps", *program.pinned], check=True)
-    whole.write_text(wanted, encoding="utf-8")
-    return python
 
 
 if __name__ == "__main__":

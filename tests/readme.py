@@ -36,10 +36,15 @@ def text() -> str:
     return "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/tour.md"))
 
 
-def blocks(language: str) -> list[str]:
-    """The blocks of code of a language; "" for commands."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text(), re.MULTILINE | re.DOTALL)
+def fenced(page: str, language: str) -> list[str]:
+    """The blocks of code in the text of a page that are in a language; "" for commands."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return [block for name, block in found if name == language]
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of code of the README and the tour in a language; "" for commands."""
+    return fenced(text(), language)
 
 
 def commands() -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import readme
 from tests.integration.agents import says
 from tests.integration.forks import Forks
 from tests.programs_before import sides
@@ -17,10 +18,7 @@ DOCS = ROOT / "docs"
 
 def blocks(page: str, language: str) -> list[str]:
     """The blocks of a page in a language, or the commands, which name none."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    return [
-        body for name, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if name == language
-    ]
+    return readme.fenced((DOCS / page).read_text(encoding="utf-8"), language)
 
 
 @pytest.mark.parametrize("page", ["tf-distribute", "horovod", "accelerate", "ray-train", "tff", "streaming"])
