@@ -1,10 +1,12 @@
 """Predicted steps of `tfdist plan` and measured ones, over links of several rates and delays.
 
-For each link and model, costs and layers are measured first, and all steps are predicted before any training.
+For each link and model, costs and layers are measured first. Then each training follows its prediction. The speed of a
+virtual machine varies, so each prediction is for the speed of that moment: that of a step of one worker without links,
+measured just before, relative to the same step when the layers were measured.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -20,13 +22,15 @@ from tfdist.planner import machine
 from tfdist.planner.layer_profile import Profile, beside_each_other
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling.host_network import HostNetwork
-from tfdist.planner.scaling.job_steps import Job, predict
+from tfdist.planner.scaling.job_steps import Job, StepTime, predict
 
 __all__ = ["ARMS", "MODELS", "Cell", "ScalingBench", "ScalingReport", "command"]
 
 MODELS = ("dense", "convolutions", "residual", "transformer")
-ARMS = ("data", "sharded", "powersgd", "local-sgd")
+ARMS = ("data", "sharded", "pipeline", "powersgd", "local-sgd")
+LOCAL = "local"
 _EVERY = 8
+_DIVISORS = (8, 32)  # of the batch, beside the number of workers: micro-batches
 _TRAINING = "benchmarks.links.scaling_training"
 
 
@@ -34,12 +38,15 @@ _TRAINING = "benchmarks.links.scaling_training"
 class ScalingBench(Suite):
     """Compare the predictions of `tfdist plan` with steps of `fit` over links of several rates and delays.
 
-    All predictions are made before any training. They use the layers, measured in all processes at once, and
-    measurements of all_reduces, a codec and matrices, but no training steps. The error is the predicted step minus the
-    measured one, as a part of the measured one. The links are made of network namespaces, so the benchmark needs root.
+    Each prediction is made before its training. It uses the layers, measured in all processes at once, and measurements
+    of all_reduces, a codec and matrices. Of training steps it uses those of one worker without links alone, for the
+    speed of the machine just before. The error is the predicted step minus the
+    measured one, as a part of the measured one. The links are made of network namespaces, so the benchmark needs root;
+    "local" has none: the processes share their host's memory.
     """
 
-    links: Sequence[str] = option(("1gbit:0", "100mbit:5"), "RATE:MS, repeated.", flags=["--link"])
+    links: Sequence[str] = option(("local", "1gbit:0", "100mbit:5"), "RATE:MS or local, repeated.", flags=["--link"])
+    arms: Sequence[str] = option((), "Only this one.", choices=ARMS, flags=["--method"])
     models: Sequence[str] = option((), "Only this one.", choices=MODELS, flags=["--model"])
     workers: int = option(2, "Processes, each behind a link.", minimum=2)
     steps: int = option(24, "Steps of a measurement, after as many others.", minimum=_EVERY)
@@ -48,50 +55,112 @@ class ScalingBench(Suite):
 
     def run(self, told: Told = untold) -> "ScalingReport":
         cells: list[Cell] = []
+        inputs: list[dict[str, Any]] = []
         with machine.observed() as about:
-            for text in self.links or ("1gbit:0",):
-                link = _emulated(text)
-                with network(link, self.workers) as joined, self._lanes(joined) as (lane, apart):
-                    told(f"{link}: costs")
+            for text in self.links or (LOCAL,):
+                with self._joined(text) as joined, self._lanes(joined) as (lane, apart, staged):
+                    told(f"{text}: costs")
+                    for one in (lane, apart, staged):
+                        one.call("benchmarks.parallel.parallel_networks:bind")
                     lane.call(f"{_TRAINING}:prepare", every=_EVERY)
-                    apart.call("benchmarks.parallel.parallel_networks:bind")
                     costs = lane.call(f"{_TRAINING}:costs")[0]
                     for model in self.models or MODELS:
-                        told(f"{link}, {model}: layers")
-                        how = {"name": model, "workers": self.workers, "seconds": self.seconds}
+                        told(f"{text}, {model}: layers")
+                        divisors = (self.workers, *_DIVISORS)
+                        how = {"name": model, "divisors": divisors, "seconds": self.seconds}
                         found = [Profile.from_json(one) for one in apart.call(f"{_TRAINING}:measured_profile", **how)]
-                        cells += self._cells(str(link), model, beside_each_other(found, found[0]), costs, lane, told)
-        return ScalingReport(setup=self, cells=cells, machine=about)
+                        profile = beside_each_other(found, found[0])
+                        inputs.append({"link": text, "costs": costs, "profile": profile.to_json()})
+                        case = _Case(self, text, model, profile, costs)
+                        cells += case.cells({"apart": apart, "lane": lane, "staged": staged}, told)
+        return ScalingReport(setup=self, cells=cells, inputs=inputs, machine=about)
 
     @contextlib.contextmanager
-    def _lanes(self, joined: Network) -> Iterator[tuple[lanes.Lane, lanes.Lane]]:
-        """The workers behind links, and the same number of independent processes."""
-        environment = {"TF_NUM_INTEROP_THREADS": "2"}
-        with (
-            lanes.Lane("multi-worker", workers=self.workers, network=joined, environment=environment) as lane,
-            lanes.Lane("tensorflow", workers=self.workers, environment=environment) as apart,
-        ):
-            yield lane, apart
+    def _joined(self, text: str) -> Iterator[Network | None]:
+        """The network of the workers; None if they share a host."""
+        if text == LOCAL:
+            yield None
+        else:
+            with network(_emulated(text), self.workers) as joined:
+                yield joined
 
-    def _cells(self, link: str, model: str, profile: Profile, costs: Any, lane: lanes.Lane, told: Told) -> "list[Cell]":
-        predicted = {arm: predict(_job(profile, costs, arm, self.workers)) for arm in ARMS}
-        seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        steps = -(-self.steps // _EVERY) * _EVERY
-        for number in range(self.rounds):
-            for arm in rotated(list(ARMS), number):
-                told(f"{link}, {model}, {arm}, {turn(number, self.rounds)}")
-                seconds[arm].append(max(lane.call(f"{_TRAINING}:train", name=model, arm=arm, steps=steps)))
+    @contextlib.contextmanager
+    def _lanes(self, joined: Network | None) -> Iterator[tuple[lanes.Lane, lanes.Lane, lanes.Lane]]:
+        """The workers behind links, the same number of independent processes, and the stages behind links."""
+        environment = {"TF_NUM_INTEROP_THREADS": "2"}
+        own: dict[str, Any] = {"workers": self.workers, "environment": environment}
+        with (
+            lanes.Lane("multi-worker", network=joined, **own) as lane,
+            lanes.Lane("tensorflow", **own) as apart,
+            lanes.Lane("pipeline", network=joined, **own) as staged,
+        ):
+            yield lane, apart, staged
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A model over a link, with what was measured for the predictions."""
+
+    setup: ScalingBench
+    link: str
+    model: str
+    profile: Profile
+    costs: Mapping[str, float]
+
+    def cells(self, found: Mapping[str, lanes.Lane], told: Told) -> "list[Cell]":
+        """Predict and measure the steps of all methods, in rounds."""
+        setup = self.setup
+        first = {arm: self.job(arm) for arm in setup.arms or ARMS}
+        arms = [arm for arm, job in first.items() if arm != "pipeline" or job.pipeline is not None]
+        predicted: dict[str, list[StepTime]] = {arm: [] for arm in arms}
+        measured: dict[str, list[float]] = {arm: [] for arm in arms}
+        steps = -(-setup.steps // _EVERY) * _EVERY
+        before = self._alone_seconds(found["apart"])
+        for number in range(setup.rounds):
+            for arm in rotated(arms, number):
+                told(f"{self.link}, {self.model}, {arm}, {turn(number, setup.rounds)}")
+                job = self.job(arm, self._alone_seconds(found["apart"]) / before)
+                predicted[arm].append(predict(job))
+                how: dict[str, Any] = {"name": self.model, "arm": arm, "steps": steps}
+                if arm == "pipeline" and (plan := job.pipeline) is not None:
+                    how |= {"stages": plan.layers, "microbatches": plan.microbatches, "mesh": plan.mesh}
+                lane = found["staged" if arm == "pipeline" else "lane"]
+                measured[arm].append(max(lane.call(f"{_TRAINING}:train", **how)))
         return [
             Cell(
-                link=link,
-                model=model,
+                link=self.link,
+                model=self.model,
                 arm=arm,
-                predicted=predicted[arm].seconds,
-                dominant=predicted[arm].dominant,
-                measured=median(seconds[arm]),
+                predicted=median(one.seconds for one in predicted[arm]),
+                dominant=predict(first[arm]).dominant,
+                measured=median(measured[arm]),
+                terms=predicted[arm],
+                rounds=measured[arm],
             )
-            for arm in ARMS
+            for arm in arms
         ]
+
+    def job(self, arm: str, slower: float = 1.0) -> Job:
+        """Return the job whose step is predicted, on a machine whose computing takes this many times as long."""
+        costs = self.costs
+        link = Link(
+            latency_seconds=costs["latency_seconds"],
+            bytes_per_second=costs["bytes_per_second"],
+            is_local=self.link == LOCAL,
+        )
+        return Job(
+            profile=self.profile.slowed(slower),
+            network=HostNetwork(link=link),
+            method=arm,
+            workers=self.setup.workers,
+            noise=costs["noise"],
+            every=_EVERY,
+            codec_seconds=slower * costs["codec_seconds"],
+            codec_seconds_per_byte=slower * costs["codec_seconds_per_byte"],
+        )
+
+    def _alone_seconds(self, apart: lanes.Lane) -> float:
+        return max(apart.call(f"{_TRAINING}:alone_seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +168,10 @@ class Cell:
     """A step that was first predicted, and then measured.
 
     Attributes:
+        predicted, measured: the medians of all rounds; measured steps are those of the slowest worker.
         dominant: the largest term of the prediction.
-        measured: the median of all rounds, of the slowest worker.
+        terms: the prediction of each round.
+        rounds: the measured step of each round.
     """
 
     link: str
@@ -109,19 +180,24 @@ class Cell:
     predicted: float
     dominant: str
     measured: float
+    terms: Sequence[StepTime] = ()
+    rounds: Sequence[float] = ()
 
     @property
     def error(self) -> float:
         """The error of the prediction, as a part of the measured step; above 0 if the prediction is too long."""
-        return self.predicted / self.measured - 1
+        if not self.rounds:
+            return self.predicted / self.measured - 1
+        return median(one.seconds / taken for one, taken in zip(self.terms, self.rounds, strict=True)) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingReport(Report):
-    """All cells."""
+    """All cells, and the measurements that the predictions were made of: the costs of a link and a model's profile."""
 
     setup: ScalingBench
     cells: Sequence[Cell]
+    inputs: Sequence[Mapping[str, Any]] = ()
 
     def errors(self) -> tuple[float, float]:
         """Return the median error, and the bound below which 95 % of the cells are."""
@@ -169,25 +245,11 @@ def _emulated(text: str) -> EmulatedLink:
         raise ConfigError(f"--link is {text!r}; write a rate and milliseconds, as 100mbit:5.", name="links") from error
 
 
-def _job(profile: Profile, costs: Any, arm: str, workers: int) -> Job:
-    link = Link(latency_seconds=costs["latency_seconds"], bytes_per_second=costs["bytes_per_second"])
-    return Job(
-        profile=profile,
-        network=HostNetwork(link=link),
-        method=arm,
-        workers=workers,
-        noise=costs["noise"],
-        every=_EVERY,
-        codec_seconds=costs["codec_seconds"],
-        codec_seconds_per_byte=costs["codec_seconds_per_byte"],
-    )
-
-
 command = suite_command(
     "scaling",
     ScalingBench,
     examples={
-        "python -m benchmarks scaling": "two links, four models, four methods: half an hour",
+        "python -m benchmarks scaling": "three links, four models, five methods: an hour",
         "python -m benchmarks scaling --link 100mbit:50 --model dense": "one link, one model",
         "python -m benchmarks scaling --link 1gbit:0 --model dense --rounds 1 --seconds 0.3": "a glance",
     },

@@ -1,27 +1,29 @@
-"""The worker processes of this benchmark: costs between them, a profile, and steps of each arm."""
+"""The worker processes of this benchmark: costs between them, and steps of each arm."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from benchmarks.parallel.parallel_networks import bind, planned
+from benchmarks.parallel.parallel_networks import planned
 from tfdist import cluster as clusters
 from tfdist.compression import PowerSGD
 from tfdist.optimizers import DistributedOptimizer
 from tfdist.parallel.partition.profile_model import profile, step_seconds
-from tfdist.strategies import LocalSGD, MultiWorkerMirroredStrategy, ShardedDataParallelStrategy
+from tfdist.strategies import LocalSGD, MultiWorkerMirroredStrategy, PipelineStrategy, ShardedDataParallelStrategy
 from tfdist.tune import calibrating
 
-__all__ = ["costs", "measured_profile", "prepare", "train"]
+__all__ = ["alone_seconds", "costs", "measured_profile", "prepare", "train"]
 
+_FEWEST, _MOST, _SECONDS = 4, 60, 1.0  # of steps without links
 _strategies: dict[str, Any] = {}
+_alone: list[Any] = []
 
 
 def prepare(every: int) -> None:
-    """Make the strategies before TensorFlow starts, with a processor for each worker."""
-    bind()
+    """Make the strategies, before TensorFlow starts."""
     _strategies["data"] = _strategies["powersgd"] = MultiWorkerMirroredStrategy()
     _strategies["sharded"] = ShardedDataParallelStrategy()
     _strategies["local-sgd"] = MultiWorkerMirroredStrategy(synchronization=LocalSGD(every=every))
@@ -32,24 +34,45 @@ def costs() -> dict[str, float]:
     return calibrating.costs_of(_strategies["data"].workers.collective)
 
 
-def measured_profile(name: str, workers: int, seconds: float) -> str:
+def measured_profile(name: str, divisors: Sequence[int], seconds: float) -> str:
     """Return the profile of a model in this process, with tfdist's steps of a job of one worker."""
     keras.utils.clear_session()
     with MultiWorkerMirroredStrategy(clusters.Cluster()).scope():
         model, x, y = planned(name)
+    _alone[:] = [model, (x, y)]
     found = profile(
         model,
         (x, y),
-        batch_sizes=[len(x) // workers],
+        batch_sizes=[len(x) // one for one in divisors],
         in_fit=lambda batch, steps: step_seconds(model, batch, steps),
         seconds=seconds,
     )
     return found.to_json()
 
 
-def train(name: str, arm: str, steps: int) -> float:
-    """Return the mean seconds of a step, over the given number of steps after as many unmeasured ones."""
+def alone_seconds() -> float:
+    """Return the seconds of a step of the model that was profiled last, in this process without links."""
+    model, batch = _alone
+    once = step_seconds(model, batch, _FEWEST)
+    return step_seconds(model, batch, min(max(round(_SECONDS / once), _FEWEST), _MOST))
+
+
+def train(
+    name: str, arm: str, steps: int, stages: Sequence[str] = (), microbatches: int = 1, mesh: str | None = None
+) -> float:
+    """Return the mean seconds of a step, over the given number of steps after as many unmeasured ones.
+
+    Args:
+        name: of the model.
+        arm: the method.
+        steps: to measure.
+        stages: the layers that begin stages (pipeline).
+        microbatches: of a step (pipeline).
+        mesh: of the stages (pipeline).
+    """
     keras.utils.clear_session()
+    if arm == "pipeline":
+        _strategies[arm] = PipelineStrategy(stages=tuple(stages), microbatches=microbatches, mesh=mesh)
     with _strategies[arm].scope():
         model, x, y = planned(name)
         if arm == "powersgd":

@@ -5,12 +5,13 @@
 measures between the workers of a job, for the record on the machine of the first worker.
 """
 
+import itertools
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ _BLOCK = 64 << 20
 _FLOAT_BYTES = 4
 _ENOUGH_SECONDS = 0.5
 _STEPS = 60
-_OF_QUARTILES = 1.349  # standard deviations between the quartiles of a normal distribution
+_OF_DIFFERENCES = 0.954  # the median size of a difference of two normal numbers, in standard deviations
 
 
 def calibration(say: Callable[[str], None]) -> Calibration:
@@ -130,18 +131,28 @@ def costs_of(collective: Any) -> dict[str, float]:
             taken.append(time.perf_counter() - began)
         return taken
 
-    nothing, (lower, middle, upper) = (
-        step(1),
-        statistics.quantiles(step(_SIDE // 2)),
-    )
+    nothing, steps = step(1), step(_SIDE // 2)
     return {
         "latency_seconds": link.latency_seconds,
         "bytes_per_second": link.bytes_per_second,
         "step_seconds": statistics.median(nothing),
         "codec_seconds": codec.seconds,
         "codec_seconds_per_byte": codec.seconds_per_element / _FLOAT_BYTES,
-        "noise": (upper - lower) / _OF_QUARTILES / middle,
+        "noise": noise_of(steps),
     }
+
+
+def noise_of(steps: Sequence[float]) -> float:
+    """Return the standard deviation of steps, relative to their median, from the differences between neighbours.
+
+    The speed of a machine drifts, for all of its processes. Only what changes from step to step makes workers wait.
+
+    Example:
+        >>> noise_of([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])
+        0.0
+    """
+    changes = [abs(later - sooner) for sooner, later in itertools.pairwise(steps)]
+    return statistics.median(changes) / _OF_DIFFERENCES / statistics.median(steps)
 
 
 def keep(found: Calibration) -> Path:

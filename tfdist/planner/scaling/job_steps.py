@@ -193,11 +193,25 @@ class Job:
                 held = sent = 0.0
 
     def bucket_seconds(self, size: float) -> float:
-        """Return the seconds of reducing a bucket of this many bytes: to parts (sharded), or by factors (powersgd)."""
-        if self.method == "powersgd":  # the second factor is made of the sum of the first one
-            return 2 * self.network.all_reduce_seconds(size / 2, self.workers)
+        """Return the seconds of reducing a bucket of this many bytes, to parts if the optimizer is sharded."""
         whole = self.network.all_reduce_seconds(size, self.workers)
         return whole / 2 if self.method == "sharded" else whole
+
+    def factors_seconds(self) -> float:
+        """Return the seconds of reducing the factors of all gradients; the second ones need the sums of the first."""
+        size = math.fsum(self.wire_bytes()) / 2
+        count = max(math.ceil(size / self.bucket_bytes), 1)
+        return 2 * count * self.network.all_reduce_seconds(size / count, self.workers)
+
+    @property
+    def wait(self) -> float:
+        """The wait for the last worker, as a part of the computing time.
+
+        Times that were measured in several processes at once are those of the last of them.
+        """
+        every = self.every if self.method == "local-sgd" else 1
+        counted = waiting(self.profile.processes, self.noise)
+        return max(waiting(self.workers, self.noise, every) - counted, 0.0)
 
     def gathering_seconds(self) -> float:
         """Return the seconds of gathering the new weights of each bucket on all workers (sharded)."""
@@ -247,8 +261,7 @@ def _data(job: Job) -> StepTime:
     if job.method == "powersgd":
         codec = (job.codec_seconds * len(sizes) + job.codec_seconds_per_byte * sum(sizes)) / job.device.speed
     late, hidden = _reduction(job)
-    late_of_all = waiting(job.workers, job.noise) * one.compute
-    return dataclasses.replace(one, stragglers=late_of_all, reduction=late, codec=codec, hidden=hidden)
+    return dataclasses.replace(one, stragglers=job.wait * one.compute, reduction=late, codec=codec, hidden=hidden)
 
 
 def _sharded(job: Job) -> StepTime:
@@ -259,7 +272,12 @@ def _sharded(job: Job) -> StepTime:
 
 
 def _reduction(job: Job) -> tuple[float, float]:
-    """Return the seconds of reduction after the backward pass, and those hidden behind it."""
+    """Return the seconds of reduction after the backward pass, and those hidden behind it.
+
+    Factors of all gradients travel together, so they wait for the last gradient.
+    """
+    if job.method == "powersgd":
+        return job.factors_seconds(), 0.0
     ready, end, total = job.ready_seconds(), 0.0, 0.0
     for place, size in job.buckets(job.wire_bytes()):
         needed = job.bucket_seconds(size)
@@ -282,7 +300,7 @@ def _pipeline(job: Job) -> StepTime:
     found = plan.prediction
     return StepTime(
         compute=found.compute,
-        stragglers=waiting(job.workers, job.noise) * found.compute,
+        stragglers=job.wait * found.compute,
         bubble=found.bubble,
         communication=found.communication,
         reduction=found.reduction,
@@ -301,7 +319,7 @@ def meetings(job: Job) -> Meetings:
 
 def _local(job: Job) -> StepTime:
     one, mean = _one_device(job), meetings(job).period_seconds / job.every
-    return dataclasses.replace(one, reduction=mean, stragglers=waiting(job.workers, job.noise, job.every) * one.compute)
+    return dataclasses.replace(one, reduction=mean, stragglers=job.wait * one.compute)
 
 
 def _servers(job: Job) -> StepTime:

@@ -112,6 +112,9 @@ class Request:
             validation.number("noise_scale", self.noise_scale, above=0)
         if self.budget is not None:
             validation.number("budget", self.budget, above=0)
+        if self.deadline_seconds is not None:
+            validation.number("deadline_seconds", self.deadline_seconds, above=0)
+        validation.number("save_seconds", self.save_seconds, above=0)
 
     def batch(self, workers: int) -> int:
         """Return the number of examples in a step over this many workers."""
