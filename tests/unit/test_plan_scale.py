@@ -241,6 +241,7 @@ def test_limits_that_nothing_meets_are_exit_code_1(profile: str) -> None:
         (["--examples", "inf"], "inf"),
         (["--epochs", "inf"], "inf"),
         (["--noise", "nan"], "nan"),
+        (["--save", "nan"], "nan"),
         (["--save", "inf", "--price", "1", "--spot", "0.5:mtbf=4h"], "inf"),
         (["--method", "local"], "local-sgd"),
         (["--workers", "128"], "--grow"),

@@ -152,6 +152,34 @@ def test_compressed_gradients_are_factors_of_squares() -> None:
     assert predict(late).reduction == pytest.approx(2 * 2 * 0.001)  # one factor after the other
 
 
+def test_factors_of_all_layers_travel_together() -> None:
+    """However many buckets the gradients fill, two messages go there and back, after the backward pass."""
+    for layers in (1, 12):
+        whole = profile_of(0.1, 0.2, [16 << 20] * layers)
+        found = predict(Job(profile=whole, network=network_of(1e30, 0.01), workers=2, method="powersgd"))
+        assert (found.reduction, found.hidden) == (pytest.approx(2 * 2 * 0.01), 0.0)
+
+
+def test_the_last_worker_is_counted_once() -> None:
+    """Times of two processes at once are those of the later one; four workers wait longer than two."""
+    job = Job(profile=SMALL, network=network_of(), workers=2, noise=0.1)
+    two = dataclasses.replace(job, profile=dataclasses.replace(SMALL, processes=2))
+    assert predict(job).stragglers == pytest.approx(waiting(2, 0.1) * predict(job).compute)
+    assert predict(two).stragglers == 0
+    four = dataclasses.replace(two, workers=4)
+    assert predict(four).stragglers == pytest.approx((waiting(4, 0.1) - waiting(2, 0.1)) * predict(four).compute)
+    assert predict(dataclasses.replace(two, method="local-sgd", every=4)).stragglers == 0
+
+
+def test_a_slower_machine_takes_longer_for_everything() -> None:
+    whole = dataclasses.replace(SMALL, alone=SMALL, processes=2)
+    for workers in (1, 2):
+        steps = [
+            predict(Job(profile=one, network=network_of(1e30), workers=workers)) for one in (whole, whole.slowed(3))
+        ]
+        assert steps[1].seconds == pytest.approx(3 * steps[0].seconds)
+
+
 @given(
     method=st.sampled_from(METHODS[1:]),
     workers=st.integers(2, 8),

@@ -38,6 +38,7 @@ def test_ranges_are_read() -> None:
         *(("lr=log:0:1", "lr"), ("lr=log:1", "lr"), ("lr=lin:0:1", "lr"), ("lr=linear:a:b", "lr")),
         *(("lr=linear:2:1", "lr"), ("n=int:0.5:2", "n"), ("lr=log:1:8:1", "lr"), ("lr=linear:0:1:0", "lr")),
         *(("u=1,1", "u"), ("lr=linear:0:inf", "lr"), ("lr=log:1:2:3:4", "lr")),
+        *(("lr=linear:0:1:1e-9", "lr"), ("lr=log:1:1e9:1.000001", "lr")),
     ],
 )
 def test_what_is_no_range_is_refused(text: str, name: str) -> None:
@@ -82,6 +83,23 @@ def test_a_grid_has_all_combinations() -> None:
     assert grid(space)[:2] == [{"lr": 1.0, "n": 1, "b": False}, {"lr": 1.0, "n": 1, "b": True}]
     with refused(ConfigError, name="lr"):
         grid(parse_space(["lr=linear:0:1"]))
+
+
+def test_integers_are_not_listed() -> None:
+    """A seed has billions of values: each is drawn, and its neighbours are found, without a list of all."""
+    (seeds,) = parse_space(["seed=int:0:4294967295"]).values()
+    assert isinstance(seeds, Range)
+    source = random.Random(1)
+    for _ in range(20):
+        value = seeds.draw(source)
+        moved = seeds.perturb(value, source)
+        assert abs(int(moved) - int(value)) == pytest.approx(int(value) / 5, abs=1)
+    few = Range(low=1, high=9, step=3, is_integer=True)
+    assert {few.draw(source) for _ in range(50)} == {1, 4, 7}
+    assert {few.perturb(4, source) for _ in range(50)} == {1, 7}
+    assert few.perturb(7, random.Random(1)) in (4, 7)
+    with refused(ConfigError, name="m"):
+        grid(parse_space(["n=int:0:4294967295:1000000", "m=int:1:4294967295"]))
 
 
 @pytest.mark.parametrize("parameter", SPACE.values())

@@ -10,11 +10,12 @@ Example:
     tfdist.errors.ConfigError: the range of 'lr' begins at 0.0; a logarithmic range begins above 0.
 """
 
+import bisect
 import dataclasses
 import math
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -28,6 +29,7 @@ _KINDS = {"linear": (False, False), "log": (False, True), "int": (True, False), 
 _NAME = re.compile(r"[\w./-]+")
 _EXAMPLES = "lr=log:1e-4:1e-1, drop=linear:0:0.5, depth=int:1:4, units=32,64,128 or norm=bool"
 _PERTURBED = (0.8, 1.2)
+_MOST_POINTS = 1_000_000  # of a range with a step, and of a grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +55,28 @@ class Range:
             raise _wrong(f"the step of {name!r} is {self.step}; it must be above {least}.", name)
         if self.is_integer and any(one != int(one) for one in bounds):
             raise _wrong(f"{what} is {self.low} to {self.high}; an integer range has whole bounds.", name)
+        if self.step is not None and (count := self._count(self.step)) > _MOST_POINTS and not self.is_integer:
+            raise _wrong(
+                f"{what} has {count:.3g} values with the step {self.step}; it must have at most {_MOST_POINTS:,}. "
+                "Give a larger step, or none.",
+                name,
+            )
+
+    def _count(self, step: float) -> float:
+        """Return roughly the number of values that have this step between them."""
+        return math.log(self.high / self.low) / math.log(step) if self.is_log else (self.high - self.low) / step
 
     def _typed(self, value: float) -> Value:
         value = min(max(value, self.low), self.high)
         return round(value) if self.is_integer else float(value)
 
-    def points(self) -> list[Value] | None:
-        """Return all values of the range; None if they are not countable."""
+    def points(self) -> Sequence[Any] | None:
+        """Return all values of the range, in rising order; None if they are not countable."""
         if self.step is None and not (self.is_integer and not self.is_log):
             return None
         step, found, count = self.step or 1, [], 0
+        if self.is_integer and not self.is_log and step == int(step):
+            return range(int(self.low), int(self.high) + 1, int(step))  # a seed has billions of values
         while (value := self.low * step**count if self.is_log else self.low + step * count) <= self.high * (1 + 1e-12):
             found.append(self._typed(value))
             count += 1
@@ -80,8 +94,10 @@ class Range:
         before, factor = float(value), source.choice(_PERTURBED)
         moved = before * factor if before else (self.high - self.low) * (factor - min(_PERTURBED)) / 4
         if (points := self.points()) is not None:
-            others = [one for one in points if (float(one) > before) == (factor > 1) and one != value]
-            return min(others, key=lambda one: abs(float(one) - moved), default=value)
+            others = points[bisect.bisect_right(points, before) :] if factor > 1 else points[: _place(points, before)]
+            place = _place(others, moved)
+            near: Sequence[Value] = others[max(place - 1, 0) : place + 1]
+            return min(near, key=lambda one: abs(float(one) - moved), default=value)
         return self._typed(moved)
 
     def holds(self, value: Any) -> bool:
@@ -118,6 +134,11 @@ class Choice:
 
 Parameter = Range | Choice
 Space = Mapping[str, Parameter]
+
+
+def _place(points: Sequence[Any], value: float) -> int:
+    """Return the number of points below a value."""
+    return bisect.bisect_left(points, value)
 
 
 def _wrong(text: str, name: str) -> ConfigError:
@@ -219,13 +240,20 @@ def draw_one(name: str, parameter: Parameter, *, seed: int, trial: int) -> Value
 
 def grid(space: Space) -> list[dict[str, Value]]:
     """Return all combinations of values; the last name varies fastest."""
-    columns = []
+    columns, count = [], 1
     for name, one in space.items():
         points = one.points()
         if points is None:
             raise _wrong(
                 f"{name!r} has a range without a step, and a grid needs points: write NAME=linear:LOW:HIGH:STEP, or "
                 "NAME=log:LOW:HIGH:FACTOR.",
+                name,
+            )
+        count *= len(points)
+        if count > _MOST_POINTS:
+            raise _wrong(
+                f"a grid with {name!r} has {count:,} trials or more; it must have at most {_MOST_POINTS:,}. Give "
+                "ranges larger steps, or take --scheduler random.",
                 name,
             )
         columns.append([(name, value) for value in points])

@@ -276,7 +276,7 @@ def write_report(request: TrialRequest, metrics: Mapping[str, Any], step: int) -
         )
     try:
         value = float(metrics[request.metric])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigTypeError(
             f"{request.metric!r} is {validation.shown(metrics[request.metric])}; a metric must be a number.",
             name=request.metric,
