@@ -26,7 +26,7 @@ from tfdist.planner.scaling.job_steps import Job, StepTime, predict
 
 __all__ = ["ARMS", "MODELS", "Cell", "ScalingBench", "ScalingReport", "command"]
 
-MODELS = ("dense", "convolutions", "residual", "transformer")
+MODELS = ("dense", "convolutions", "residual", "transformer", "sleeping")
 ARMS = ("data", "sharded", "pipeline", "powersgd", "local-sgd")
 LOCAL = "local"
 _EVERY = 8
@@ -42,12 +42,13 @@ class ScalingBench(Suite):
     of all_reduces, a codec and matrices. Of training steps it uses those of one worker without links alone, for the
     speed of the machine just before. The error is the predicted step minus the
     measured one, as a part of the measured one. The links are made of network namespaces, so the benchmark needs root;
-    "local" has none: the processes share their host's memory.
+    "local" has none: the processes share their host's memory. The layers of the model "sleeping" sleep instead of
+    computing, so its steps show the cost of links also on a busy machine.
     """
 
     links: Sequence[str] = option(("local", "1gbit:0", "100mbit:5"), "RATE:MS or local, repeated.", flags=["--link"])
     arms: Sequence[str] = option((), "Only this one.", choices=ARMS, flags=["--method"])
-    models: Sequence[str] = option((), "Only this one.", choices=MODELS, flags=["--model"])
+    models: Sequence[str] = option(MODELS[:-1], "Only this one.", choices=MODELS, flags=["--model"])
     workers: int = option(2, "Processes, each behind a link.", minimum=2)
     steps: int = option(24, "Steps of a measurement, after as many others.", minimum=_EVERY)
     seconds: float = option(3.0, "That layers are measured.", minimum=0)
@@ -126,6 +127,8 @@ class _Case:
                     how |= {"stages": plan.layers, "microbatches": plan.microbatches, "mesh": plan.mesh}
                 lane = found["staged" if arm == "pipeline" else "lane"]
                 measured[arm].append(max(lane.call(f"{_TRAINING}:train", **how)))
+                pair = f"{1e3 * predicted[arm][-1].seconds:.1f} ms predicted, {1e3 * measured[arm][-1]:.1f} ms measured"
+                told(f"{self.link}, {self.model}, {arm}: {pair}")
         return [
             Cell(
                 link=self.link,
@@ -150,7 +153,7 @@ class _Case:
         )
         return Job(
             profile=self.profile.slowed(slower),
-            network=HostNetwork(link=link),
+            network=HostNetwork(link=link, is_direct=self.link != LOCAL),
             method=arm,
             workers=self.setup.workers,
             noise=costs["noise"],

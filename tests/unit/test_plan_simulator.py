@@ -52,9 +52,11 @@ def test_adding_delays_a_ring() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rate", [1e7, 1e9])
-def test_without_noise_steps_are_as_predicted(method: str, rate: float) -> None:
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_without_noise_steps_are_as_predicted(method: str, rate: float, is_direct: bool) -> None:
     workers = 1 if method == "one device" else 4
-    job = Job(profile=SMALL, network=network_of(rate, 0.001), workers=workers, method=method)
+    network = network_of(rate, 0.001, is_direct=is_direct)
+    job = Job(profile=SMALL, network=network, workers=workers, method=method)
     found = simulate(job, Scenario(steps=40))
     assert float(np.median(found.step_seconds)) == pytest.approx(predict(job).seconds, rel=1e-9)
     assert found.is_finished

@@ -152,6 +152,41 @@ def test_compressed_gradients_are_factors_of_squares() -> None:
     assert predict(late).reduction == pytest.approx(2 * 2 * 0.001)  # one factor after the other
 
 
+def test_direct_sums_take_the_latency_of_two_messages() -> None:
+    """Whatever the number of workers and of buckets; a small sum takes one message, a sharded one of each half."""
+    latency = network_of(1e30, 0.001, is_direct=True)
+    for workers in (2, 8):
+        for layers in (1, 6):
+            whole = profile_of(0.1, 0.2, [8 << 20] * layers)
+            found = predict(Job(profile=whole, network=latency, workers=workers))
+            assert found.reduction == pytest.approx(2 * 0.001)
+            sharded = predict(Job(profile=whole, network=latency, workers=workers, method="sharded"))
+            assert sharded.reduction == pytest.approx(2 * 0.001)
+        small = predict(Job(profile=profile_of(0.1, 0.2, [1000]), network=latency, workers=workers))
+        assert small.reduction == pytest.approx(0.001)
+    rate = network_of(1e9, is_direct=True)
+    for workers in (2, 8):
+        slow = predict(Job(profile=profile_of(0.1, 0.2, [10**8]), network=rate, workers=workers))
+        assert slow.reduction == pytest.approx(2 * (workers - 1) / workers * 0.1)
+
+
+def test_buckets_of_direct_sums_share_only_the_rate() -> None:
+    """Each of the buckets takes 10 ms of the link and is there 200 ms later."""
+    network = network_of(1e9, 0.1, is_direct=True)
+    whole = profile_of(0.0, 1e-9, [10**7] * 5, batch=2)
+    found = predict(Job(profile=whole, network=network, workers=2))
+    assert found.reduction == pytest.approx(5 * 0.01 + 0.2)
+
+
+def test_a_link_follows_from_direct_sums() -> None:
+    for members in (2, 5):
+        network = network_of(1e8, 0.003, is_direct=True)
+        few, many = ((size, network.all_reduce_seconds(size, members)) for size in (4 << 10, 16 << 20))
+        found = Link.of_direct(few, many, members)
+        assert found.latency_seconds == pytest.approx(0.003)
+        assert found.bytes_per_second == pytest.approx(1e8)
+
+
 def test_factors_of_all_layers_travel_together() -> None:
     """However many buckets the gradients fill, two messages go there and back, after the backward pass."""
     for layers in (1, 12):
@@ -187,7 +222,7 @@ def test_a_slower_machine_takes_longer_for_everything() -> None:
     faster=st.floats(1, 100),
     latency=st.floats(0, 0.1),
     sizes=st.lists(st.integers(0, 10**8), min_size=8, max_size=8),
-    trees=st.booleans(),
+    sums=st.sampled_from(["has_trees", "is_direct", "per_host"]),
     per_host=st.integers(1, 4),
 )
 @settings(max_examples=60, deadline=None)
@@ -198,7 +233,7 @@ def test_more_bandwidth_is_never_slower(
     faster: float,
     latency: float,
     sizes: list[int],
-    trees: bool,
+    sums: str,
     per_host: int,
 ) -> None:
     profile = profile_of(0.1, 0.2, sizes, update=0.01)
@@ -206,7 +241,9 @@ def test_more_bandwidth_is_never_slower(
         predict(
             Job(
                 profile=profile,
-                network=network_of(speed, latency, has_trees=trees, per_host=per_host),
+                network=network_of(
+                    speed, latency, **{"per_host": per_host, **({} if sums == "per_host" else {sums: True})}
+                ),
                 workers=workers,
                 method=method,
             )

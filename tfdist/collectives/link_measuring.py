@@ -9,15 +9,15 @@ from tfdist.collectives import traced
 from tfdist.collectives.collective import Collective
 from tfdist.planner.planner_link import Link
 
-_FEW_BYTES = 4 << 10
+FEW_BYTES = 4 << 10
 _FEWEST = 10  # the first dozen all_reduces takes several times as long
 _MOST_PER_SECOND = 240
 
 
 def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0.25) -> Link:
     """Return the link between at least two members, as measured by the first one; all members call this."""
-    few, many = (_all_reduce_seconds(collective, size, seconds) for size in (_FEW_BYTES, many_bytes))
-    as_of_two, steps = Link.of_all_reduces((_FEW_BYTES, few), (many_bytes, many)), collective.size - 1
+    few, many = (_all_reduce_seconds(collective, size, seconds) for size in (FEW_BYTES, many_bytes))
+    as_of_two, steps = Link.of_all_reduces((FEW_BYTES, few), (many_bytes, many)), collective.size - 1
     rate = as_of_two.bytes_per_second * 2 * steps / collective.size
     mine = tf.constant([as_of_two.latency_seconds / steps, rate], tf.float64)
     latency, rate = collective.broadcast(mine, key=traced.EAGER).numpy().tolist()

@@ -67,6 +67,21 @@ class Link:
         latency = max(few[1] - per_byte * few[0], 0.0) / 2
         return cls(latency_seconds=latency, bytes_per_second=1 / per_byte, is_local=True)
 
+    @classmethod
+    def of_direct(cls, few: tuple[int, float], many: tuple[int, float], devices: int) -> "Link":
+        """Return the link between hosts, from the sizes in bytes and the seconds of two all_reduces.
+
+        The small one takes one latency and the large one two, as tfdist's collectives send them over TCP.
+
+        Example:
+            >>> link = Link.of_direct((0, 0.005), (1000, 0.012), 2)
+            >>> link.latency_seconds, round(link.bytes_per_second)
+            (0.005, 500000)
+        """
+        sent_few, sent_many = (devices - 1) * few[0], 2 * (devices - 1) / devices * many[0]
+        per_byte = max((many[1] - 2 * few[1]) / (sent_many - 2 * sent_few), 1e-15)
+        return cls(latency_seconds=max(few[1] - per_byte * sent_few, 0.0), bytes_per_second=1 / per_byte)
+
     def send_seconds(self, size: float) -> float:
         """Return the seconds until this many bytes have arrived; 0 bytes take no time."""
         return self.latency_seconds + size / self.bytes_per_second if size else 0.0

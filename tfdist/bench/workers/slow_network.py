@@ -129,14 +129,17 @@ def network(link: EmulatedLink, workers: int) -> Iterator[Network]:
         _delete([name])
     pid = os.getpid()
     made = Network(name=f"{_PREFIX}-{pid}-{_begun(pid)}", subnet=f"10.213.{pid % 254}", workers=workers)
+    outside = f"tfdist{pid}"
     try:
-        for command in commands(made, link, outside=f"tfdist{pid}"):
+        for command in commands(made, link, outside=outside):
             _run(command)
         for worker, host in enumerate(made.hosts):
             _name(made.namespace(worker), host)
         with _late(made, link):
             yield made
     finally:
+        with contextlib.suppress(TfdistError):  # it was not made
+            _run(["ip", "link", "del", outside])  # with its namespace it would go later, in the way of the next network
         _delete(made.namespaces())
 
 

@@ -2,9 +2,25 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tfdist import validation
 from tfdist.planner.planner_link import Link
+
+#: the largest sum for which each member may receive all numbers of all others, as tfdist's collectives do
+_LARGEST_ONE_SHOT = 1 << 20
+
+
+class Transfer(NamedTuple):
+    """An exchange: the seconds in which it occupies the link, and those in which it is under way besides."""
+
+    line: float
+    late: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time from the beginning to the arrival, if nothing else is under way."""
+        return self.line + self.late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +32,9 @@ class HostNetwork:
         per_host: the number of devices of a host.
         inside: the link between devices of a host; None: the same as between hosts.
         has_trees: whether sums use a tree, as in NCCL, if it takes less time than a ring.
+        is_direct: whether each host sends the parts of a sum straight to all others, as tfdist's collectives do over
+            TCP, and not around a ring. Then the latency of a sum does not depend on the number of hosts, and sums that
+            are under way at the same time share only the rate of the link.
 
     Example:
         >>> network = HostNetwork(link=Link.parse("8gbit", delay_ms=0.0))
@@ -27,6 +46,7 @@ class HostNetwork:
     per_host: int = 1
     inside: Link | None = None
     has_trees: bool = False
+    is_direct: bool = False
 
     def __post_init__(self) -> None:
         validation.integer("per_host", self.per_host, minimum=1)
@@ -54,13 +74,52 @@ class HostNetwork:
         within = self.inside.all_reduce_seconds(size, min(devices, self.per_host))
         return within + self._between(size, self.hosts(devices))
 
+    def summing(self, size: float, devices: int) -> Transfer:
+        """Return an all_reduce of this many bytes on each device, with its latency apart where others may hide it."""
+        if not self._has_direct_sums or devices == 1 or not size:
+            return Transfer(self.all_reduce_seconds(size, devices))
+        return _direct(self.link, size, devices)
+
+    def half(self, size: float, devices: int) -> Transfer:
+        """Return the first or the second half of an all_reduce: each device gets its part, or all have the parts."""
+        if not self._has_direct_sums or devices == 1 or not size:
+            return Transfer(self.all_reduce_seconds(size, devices) / 2)
+        return _half(self.link, size, devices)
+
+    @property
+    def _has_direct_sums(self) -> bool:
+        return self.is_direct and self.inside is None
+
     def send_seconds(self, size: float) -> float:
         """Return the seconds until this many bytes have arrived from another host."""
         return self.link.send_seconds(size)
 
     def _between(self, size: float, members: int) -> float:
+        if self.is_direct and members > 1:
+            return _direct(self.link, size, members).seconds
         ring = self.link.all_reduce_seconds(size, members)
         return min(ring, _tree_seconds(self.link, size, members)) if self.has_trees else ring
+
+
+def _direct(link: Link, size: float, members: int) -> Transfer:
+    """Return an all_reduce in which members send straight to each other: in one round all numbers, or in two the parts.
+
+    In one round each member sends its numbers to all others, and adds up everything. In two rounds each one adds up a
+    part for all.
+    """
+    half = _half(link, size, members)
+    two = Transfer(2 * half.line, 2 * half.late)
+    one = Transfer((members - 1) * _line_seconds(link, size), link.latency_seconds)
+    return min(two, one, key=lambda found: found.seconds) if size <= _LARGEST_ONE_SHOT else two
+
+
+def _half(link: Link, size: float, members: int) -> Transfer:
+    part = (members - 1) / members * size
+    return Transfer(part / link.bytes_per_second + part * link.add_seconds_per_byte / 2, link.latency_seconds)
+
+
+def _line_seconds(link: Link, size: float) -> float:
+    return size / link.bytes_per_second + size * link.add_seconds_per_byte
 
 
 def _tree_seconds(link: Link, size: float, members: int) -> float:

@@ -97,11 +97,7 @@ class StepModel:
         self._reduction = found.reduction
         is_reducing = job.workers > 1 and job.method in ("data", "powersgd", "sharded")
         overlaps = is_reducing and not job.network.is_local(job.workers)
-        ready = job.ready_seconds() if overlaps else []
-        self.buckets = [
-            (ready[place], job.bucket_seconds(size))
-            for place, size in (job.buckets(job.wire_bytes()) if overlaps else ())
-        ]
+        self.exchanges = job.exchanges() if overlaps else []
         self.gathered = job.gathering_seconds() if job.method == "sharded" and overlaps else 0.0
 
     def computing(self, draw: np.random.Generator, steps: int) -> np.ndarray:
@@ -116,11 +112,12 @@ class StepModel:
         if self.job.method == "local-sgd" and self.job.workers > 1:
             return self._meeting_seldom(factors)
         last = factors.max(axis=1)
-        if not self.buckets:
+        if not self.exchanges:
             return (self.compute + self._bubble) * last + self._reduction + self._rest
-        end = np.zeros(len(last))
-        for ready, needed in self.buckets:
-            end = np.maximum(end, ready * last) + needed
+        free, end = np.zeros(len(last)), np.zeros(len(last))
+        for ready, one in self.exchanges:
+            free = np.maximum(free, ready * last) + one.line
+            end = np.maximum(end, free + one.late)
         return np.maximum(end, self.compute * last) + self.gathered + self._rest
 
     def _meeting_seldom(self, factors: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The prediction of a job's step from its method and number of workers, term by term. Loads no TensorFlow.
 
 In data parallelism, the gradients of layers fill buckets in the order of the backward pass, and the network reduces one
-bucket after the other, each as soon as it is full. The reduction that remains after the backward pass is the term
-`reduction`. Workers wait for the last of them, which is later the more there are: the term `stragglers`.
+bucket after the other, each as soon as it is full; the latencies of buckets may overlap. The reduction that remains
+after the backward pass is the term `reduction`. Workers wait for the last of them, which is later the more there are:
+the term `stragglers`.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, plans
 from tfdist.planner.layer_profile import Profile
 from tfdist.planner.meeting_interval import Meetings
-from tfdist.planner.scaling.host_network import HostNetwork
+from tfdist.planner.scaling.host_network import HostNetwork, Transfer
 from tfdist.planner.scaling.worker_noise import waiting
 from tfdist.planner.stage_cost import Setting, Stage
 
@@ -192,16 +193,18 @@ class Job:
                 yield place, sent
                 held = sent = 0.0
 
-    def bucket_seconds(self, size: float) -> float:
-        """Return the seconds of reducing a bucket of this many bytes, to parts if the optimizer is sharded."""
-        whole = self.network.all_reduce_seconds(size, self.workers)
-        return whole / 2 if self.method == "sharded" else whole
+    def exchanges(self) -> list[tuple[float, Transfer]]:
+        """Return each exchange of a step's gradients in its order: when it may begin, and how long it takes.
 
-    def factors_seconds(self) -> float:
-        """Return the seconds of reducing the factors of all gradients; the second ones need the sums of the first."""
-        size = math.fsum(self.wire_bytes()) / 2
-        count = max(math.ceil(size / self.bucket_bytes), 1)
-        return 2 * count * self.network.all_reduce_seconds(size / count, self.workers)
+        Without a codec there is one for each bucket. PowerSGD's factors of all gradients travel together when the last
+        gradient is there, and the second ones need the sums of the first.
+        """
+        if self.method == "powersgd":
+            once = self.network.summing(math.fsum(self.wire_bytes()) / 2, self.workers)
+            return [(self.compute_seconds, Transfer(2 * once.line, 2 * once.late))]
+        ready = self.ready_seconds()
+        travel = self.network.half if self.method == "sharded" else self.network.summing
+        return [(ready[place], travel(size, self.workers)) for place, size in self.buckets(self.wire_bytes())]
 
     @property
     def wait(self) -> float:
@@ -215,8 +218,8 @@ class Job:
 
     def gathering_seconds(self) -> float:
         """Return the seconds of gathering the new weights of each bucket on all workers (sharded)."""
-        sizes = [size for _, size in self.buckets(self.wire_bytes())]
-        return math.fsum(self.network.all_reduce_seconds(size, self.workers) / 2 for size in sizes)
+        halves = [self.network.half(size, self.workers) for _, size in self.buckets(self.wire_bytes())]
+        return math.fsum(one.line for one in halves) + max((one.late for one in halves), default=0.0)
 
     def ready_seconds(self) -> list[float]:
         """Return the seconds from the beginning of a step until each layer's gradients are ready."""
@@ -272,20 +275,15 @@ def _sharded(job: Job) -> StepTime:
 
 
 def _reduction(job: Job) -> tuple[float, float]:
-    """Return the seconds of reduction after the backward pass, and those hidden behind it.
-
-    Factors of all gradients travel together, so they wait for the last gradient.
-    """
-    if job.method == "powersgd":
-        return job.factors_seconds(), 0.0
-    ready, end, total = job.ready_seconds(), 0.0, 0.0
-    for place, size in job.buckets(job.wire_bytes()):
-        needed = job.bucket_seconds(size)
-        end, total = max(end, ready[place]) + needed, total + needed
+    """Return the seconds of reduction after the backward pass, and those hidden behind it."""
+    free = end = total = 0.0
+    for ready, one in job.exchanges():
+        free = max(free, ready) + one.line
+        end, total = max(end, free + one.late), total + one.seconds
     if job.network.is_local(job.workers):
         return total, 0.0
     late = max(end - job.compute_seconds, 0.0) if total else 0.0
-    return late, total - late
+    return late, max(total - late, 0.0)
 
 
 def _pipeline(job: Job) -> StepTime:

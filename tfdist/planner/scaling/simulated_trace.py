@@ -45,13 +45,13 @@ def _spans(model: StepModel, factors: np.ndarray, length: float) -> Iterator[tup
         yield worker, "waits for the last worker", _STEPS, end, done
         yield worker, "reduction, update and rest", _STEPS, done, length
     network, free, sums = job.network, 0.0, list(job.buckets(job.wire_bytes()))
-    is_ring = network.inside is None and not network.has_trees and job.workers <= _MOST_MESSAGES
-    for number, (ready, needed) in enumerate(model.buckets):
+    is_ring = network.inside is None and not (network.has_trees or network.is_direct) and job.workers <= _MOST_MESSAGES
+    for number, (ready, one) in enumerate(model.exchanges):
         begins = [max(free, ready * float(factor)) for factor in factors]
-        free = max(free, ready * last) + needed
+        free = max(free, ready * last) + one.line
         if is_ring and job.method == "data":
-            for one in ring_messages(network.link, sums[number][1], begins):
-                yield one.sender, f"bucket {number}, turn {one.turn}", _SENDS, one.begin, one.end
+            for sent in ring_messages(network.link, sums[number][1], begins):
+                yield sent.sender, f"bucket {number}, turn {sent.turn}", _SENDS, sent.begin, sent.end
         else:
             for worker, start in enumerate(begins):
                 yield worker, f"bucket {number}", _SENDS, start, free
