@@ -1,53 +1,21 @@
-"""The simulator beside closed forms: rings by messages, steps, failures, servers, and its own limits."""
+"""The simulator beside closed forms: steps, failures, servers, and its own limits."""
 
 import dataclasses
-import itertools
 import json
 import math
 import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tests.unit.test_plan_steps import SMALL, network_of, profile_of
 from tfdist.errors import ConfigError
-from tfdist.planner.planner_link import Link
-from tfdist.planner.scaling.event_queue import ring_messages
 from tfdist.planner.scaling.job_cost import Price, cost
 from tfdist.planner.scaling.job_simulator import Scenario, simulate
 from tfdist.planner.scaling.job_steps import METHODS, Job, predict
 from tfdist.planner.scaling.save_interval import Failures
 from tfdist.planner.scaling.simulated_trace import trace_of
-
-
-@given(
-    members=st.integers(2, 12),
-    size=st.floats(1, 1e9),
-    latency=st.floats(0, 0.1),
-    begins=st.lists(st.floats(0, 100), min_size=12, max_size=12),
-)
-@settings(max_examples=50, deadline=None)
-def test_messages_of_a_ring_end_as_the_formula_says(
-    members: int, size: float, latency: float, begins: list[float]
-) -> None:
-    """The formula counts from the last member's begin; each member sends 2 (n - 1) messages, one at a time."""
-    link = Link(latency_seconds=latency, bytes_per_second=1e8)
-    found = ring_messages(link, size, begins[:members])
-    end = max(one.end for one in found)
-    assert end == pytest.approx(max(begins[:members]) + link.all_reduce_seconds(size, members), rel=1e-9)
-    for member in range(members):
-        own = sorted(one for one in found if one.sender == member)
-        assert [one.turn for one in own] == list(range(2 * (members - 1)))
-        assert all(after.begin >= before.end * (1 - 1e-12) for before, after in itertools.pairwise(own))
-
-
-def test_adding_delays_a_ring() -> None:
-    link = Link(latency_seconds=0.001, bytes_per_second=1e8, add_seconds_per_byte=1e-8)
-    end = max(one.end for one in ring_messages(link, 1e7, [0.0] * 5))
-    assert end == pytest.approx(link.all_reduce_seconds(1e7, 5), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)

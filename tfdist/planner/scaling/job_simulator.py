@@ -1,26 +1,59 @@
 """The simulation of a job step by step: workers that vary, failures, spot machines that come and go. No TensorFlow.
 
 Workers that are alike are columns of an array: a block of steps is one draw of numbers, and a sum over workers begins
-    when the last of them is ready. This is exact for a ring: in `ring_messages`, every member ends at the same time
-    after the last member has begun. Failures, returns and saves are events of a queue, between which blocks of steps go
-    on.
+when the last of them is ready. Failures, returns and saves are events of a queue, between which blocks of steps go on.
 """
 
 import dataclasses
+import heapq
+import itertools
 import math
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.planner.scaling.event_queue import EventQueue
 from tfdist.planner.scaling.job_steps import Job, predict
 from tfdist.planner.scaling.save_interval import Failures
 
 _BLOCK_NUMBERS = 1 << 20  # of random numbers at once
 _MOST_UPDATES = 200_000  # that servers apply one by one; the rest takes as long
 _NEVER = 1e5  # failures without an end
+
+_Event = TypeVar("_Event")
+
+
+class EventQueue(Generic[_Event]):
+    """A heap of events. Events of one moment come in the order in which they were put.
+
+    Example:
+        >>> queue = EventQueue()
+        >>> queue.put(2.0, "late"), queue.put(1.0, "soon")
+        (None, None)
+        >>> queue.pop(), queue.next_time
+        ((1.0, 'soon'), 2.0)
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, _Event]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_time(self) -> float:
+        """The time of the next event; infinity if there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def put(self, time: float, event: _Event) -> None:
+        heapq.heappush(self._heap, (time, next(self._numbers), event))
+
+    def pop(self) -> tuple[float, _Event]:
+        time, _, event = heapq.heappop(self._heap)
+        return time, event
 
 
 @dataclass(frozen=True, kw_only=True)

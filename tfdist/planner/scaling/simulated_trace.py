@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.planner.scaling.event_queue import ring_messages
 from tfdist.planner.scaling.job_simulator import Scenario, StepModel
 from tfdist.planner.scaling.job_steps import Job
 
 _STEPS, _SENDS = 0, 1
-_MOST_MESSAGES = 16  # workers whose messages are shown one by one
 
 
 def trace_of(job: Job, scenario: Scenario, *, steps: int = 10, workers: int = 16) -> str:
-    """Return the first steps of the first workers as a chrome trace; sums of few workers show each message."""
+    """Return the first steps of the first workers as a chrome trace; a bucket's span ends with its use of the link."""
     model = StepModel(job, scenario.slow)
     factors = model.computing(np.random.default_rng(scenario.seed), min(steps, scenario.steps))
     shown = min(workers, job.workers)
@@ -37,21 +35,16 @@ def trace_of(job: Job, scenario: Scenario, *, steps: int = 10, workers: int = 16
 
 def _spans(model: StepModel, factors: np.ndarray, length: float) -> Iterator[tuple[int, str, int, float, float]]:
     """Yield the worker, name, row, begin and end of each part of a step."""
-    job, last = model.job, float(factors.max())
+    last = float(factors.max())
     computed = [model.compute * float(factor) for factor in factors]
     done = max(computed)
     for worker, end in enumerate(computed):
         yield worker, "compute", _STEPS, 0.0, end
         yield worker, "waits for the last worker", _STEPS, end, done
         yield worker, "reduction, update and rest", _STEPS, done, length
-    network, free, sums = job.network, 0.0, list(job.buckets(job.wire_bytes()))
-    is_ring = network.inside is None and not (network.has_trees or network.is_direct) and job.workers <= _MOST_MESSAGES
+    free = 0.0
     for number, (ready, one) in enumerate(model.exchanges):
         begins = [max(free, ready * float(factor)) for factor in factors]
         free = max(free, ready * last) + one.line
-        if is_ring and job.method == "data":
-            for sent in ring_messages(network.link, sums[number][1], begins):
-                yield sent.sender, f"bucket {number}, turn {sent.turn}", _SENDS, sent.begin, sent.end
-        else:
-            for worker, start in enumerate(begins):
-                yield worker, f"bucket {number}", _SENDS, start, free
+        for worker, start in enumerate(begins):
+            yield worker, f"bucket {number}", _SENDS, start, free
