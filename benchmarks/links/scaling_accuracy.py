@@ -6,6 +6,7 @@ measured just before, relative to the same step when the layers were measured.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -152,7 +153,7 @@ class _Case:
             is_local=self.link == LOCAL,
         )
         return Job(
-            profile=self.profile.slowed(slower),
+            profile=slowed(self.profile, slower),
             network=HostNetwork(link=link, is_direct=self.link != LOCAL),
             method=arm,
             workers=self.setup.workers,
@@ -238,6 +239,20 @@ class ScalingReport(Report):
             f"fastest takes {self.regret():.1%} longer than the fastest; {self.setup.workers} workers, "
             f"{self.setup.rounds} rounds of {self.setup.steps} steps. {self.ran_on()}"
         )
+
+
+def slowed(profile: Profile, factor: float) -> Profile:
+    """Return the profile of a machine on which everything takes this many times as long."""
+    return dataclasses.replace(
+        profile,
+        whole_seconds=tuple(factor * one for one in profile.whole_seconds),
+        repeated_seconds=tuple(factor * one for one in profile.repeated_seconds),
+        update_seconds=factor * profile.update_seconds,
+        adding_seconds=factor * profile.adding_seconds,
+        fixed_seconds=factor * profile.fixed_seconds,
+        call_seconds=factor * profile.call_seconds,
+        alone=profile.alone and slowed(profile.alone, factor),
+    )
 
 
 def _emulated(text: str) -> EmulatedLink:

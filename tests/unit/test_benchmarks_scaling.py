@@ -1,10 +1,14 @@
 """The benchmark of `tfdist plan`, without workers: errors, regret, and links that are none."""
 
+import dataclasses
+
 import pytest
 
-from benchmarks.links.scaling_accuracy import Cell, ScalingBench, ScalingReport
+from benchmarks.links.scaling_accuracy import Cell, ScalingBench, ScalingReport, slowed
 from tests.refusals import refused
+from tests.unit.test_plan_steps import SMALL, network_of
 from tfdist.errors import ConfigError
+from tfdist.planner.scaling.job_steps import Job, StepTime, predict
 
 
 def cell(arm: str, predicted: float, measured: float, model: str = "dense") -> Cell:
@@ -23,6 +27,20 @@ def test_errors_and_regret() -> None:
     assert 0.1 < found.errors()[1] <= 0.2
     assert found.regret() == pytest.approx(0.125)
     assert found.derived()["regret"] == found.regret()
+
+
+def test_each_round_has_its_own_prediction() -> None:
+    """The machine is three times as slow in the second round, and the prediction says so."""
+    terms = [StepTime(compute=1.0), StepTime(compute=3.0), StepTime(compute=3.0)]
+    found = dataclasses.replace(cell("data", 3.0, 2.9), terms=terms, rounds=[1.0, 2.5, 2.9])
+    assert found.error == pytest.approx(3.0 / 2.9 - 1)
+
+
+def test_a_slower_machine_takes_longer_for_everything() -> None:
+    whole = dataclasses.replace(SMALL, alone=SMALL, processes=2)
+    for workers in (1, 2):
+        jobs = [Job(profile=one, network=network_of(1e30), workers=workers) for one in (whole, slowed(whole, 3))]
+        assert predict(jobs[1]).seconds == pytest.approx(3 * predict(jobs[0]).seconds)
 
 
 @pytest.mark.parametrize("link", ["fast", "100mbit:late", "100mbit:-1"])

@@ -206,15 +206,6 @@ def test_the_last_worker_is_counted_once() -> None:
     assert predict(dataclasses.replace(two, method="local-sgd", every=4)).stragglers == 0
 
 
-def test_a_slower_machine_takes_longer_for_everything() -> None:
-    whole = dataclasses.replace(SMALL, alone=SMALL, processes=2)
-    for workers in (1, 2):
-        steps = [
-            predict(Job(profile=one, network=network_of(1e30), workers=workers)) for one in (whole, whole.slowed(3))
-        ]
-        assert steps[1].seconds == pytest.approx(3 * steps[0].seconds)
-
-
 @given(
     method=st.sampled_from(METHODS[1:]),
     workers=st.integers(2, 8),

@@ -151,20 +151,6 @@ class Profile:
         """
         return self if devices > 1 or self.alone is None else self.alone
 
-    def slowed(self, factor: float) -> "Profile":
-        """Return the profile of a machine on which everything takes this many times as long."""
-        validation.number("factor", factor, above=0)
-        return dataclasses.replace(
-            self,
-            whole_seconds=tuple(factor * one for one in self.whole_seconds),
-            repeated_seconds=tuple(factor * one for one in self.repeated_seconds),
-            update_seconds=factor * self.update_seconds,
-            adding_seconds=factor * self.adding_seconds,
-            fixed_seconds=factor * self.fixed_seconds,
-            call_seconds=factor * self.call_seconds,
-            alone=self.alone and self.alone.slowed(factor),
-        )
-
     @property
     def parameter_bytes(self) -> int:
         """The size of all trainable weights in bytes."""
