@@ -14,9 +14,18 @@ _FEWEST = 10  # the first dozen all_reduces takes several times as long
 _MOST_PER_SECOND = 240
 
 
-def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0.25) -> Link:
-    """Return the link between at least two members, as measured by the first one; all members call this."""
-    few, many = (_all_reduce_seconds(collective, size, seconds) for size in (FEW_BYTES, many_bytes))
+def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0.25, buckets: int = 1) -> Link:
+    """Return the link between at least two members, as measured by the first one; all members call this.
+
+    Args:
+        collective: of the members.
+        many_bytes: the bytes of the larger sum.
+        seconds: of each measurement.
+        buckets: the parts of the larger sum that are under way at the same time, as buckets of gradients are. The next
+            one uses the link while another waits for what others have added up.
+    """
+    few = _all_reduce_seconds(collective, FEW_BYTES, seconds)
+    many = _all_reduce_seconds(collective, many_bytes, seconds, buckets)
     as_of_two, steps = Link.of_all_reduces((FEW_BYTES, few), (many_bytes, many)), collective.size - 1
     rate = as_of_two.bytes_per_second * 2 * steps / collective.size
     mine = tf.constant([as_of_two.latency_seconds / steps, rate], tf.float64)
@@ -24,12 +33,22 @@ def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0
     return Link(latency_seconds=latency, bytes_per_second=rate)
 
 
-def _all_reduce_seconds(collective: Collective, size: int, seconds: float) -> float:
-    ones = tf.ones([size // 4])
+def _all_reduce_seconds(collective: Collective, size: int, seconds: float, buckets: int = 1) -> float:
+    ones = tf.ones([size // 4 // buckets])
+
+    def once() -> list[tf.Tensor]:
+        return collective.all_reduce([ones], key=traced.EAGER)
+
+    @tf.function(autograph=False)
+    def together() -> list[tf.Tensor]:
+        keys = [traced.next_key([f"bucket {number} of the link"]) for number in range(buckets)]
+        return [collective.all_reduce([ones], key=key)[0] for key in keys]
+
+    reduce = once if buckets == 1 else together
 
     def taken() -> float:
         began = time.perf_counter()
-        collective.all_reduce([ones], key=traced.EAGER)[0].numpy()
+        reduce()[0].numpy()
         return time.perf_counter() - began
 
     taken()  # sets up

@@ -27,6 +27,7 @@ from tfdist.planner.scaling.plan_record import Calibration
 _SECONDS = 120.0
 _LINK_BYTES = 16 << 20
 _LINK_SECONDS = 2.0
+_BUCKETS = 4
 _SIDE = 1024
 _BLOCK = 64 << 20
 _FLOAT_BYTES = 4
@@ -115,8 +116,9 @@ def costs_of(collective: Any) -> dict[str, float]:
     from tfdist.compression import PowerSGD
     from tfdist.gradients.reduction.codec_plan import agreed_costs
 
-    link = measured_link(collective, _LINK_BYTES, seconds=_LINK_SECONDS)
-    if len(set(collective.hosts)) == collective.size:  # which send to each other, not around a ring
+    is_far = len(set(collective.hosts)) == collective.size
+    link = measured_link(collective, _LINK_BYTES, seconds=_LINK_SECONDS, buckets=_BUCKETS if is_far else 1)
+    if is_far:  # members send to each other, not around a ring
         few, many = ((size, link.all_reduce_seconds(size, collective.size)) for size in (FEW_BYTES, _LINK_BYTES))
         link = Link.of_direct(few, many, collective.size)
     (codec,) = agreed_costs(collective, [PowerSGD(rank=2)])
