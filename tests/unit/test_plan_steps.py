@@ -152,16 +152,16 @@ def test_compressed_gradients_are_factors_of_squares() -> None:
     assert predict(late).reduction == pytest.approx(2 * 2 * 0.001)  # one factor after the other
 
 
-def test_direct_sums_take_the_latency_of_two_messages() -> None:
-    """Whatever the number of workers and of buckets; a small sum takes one message, a sharded one of each half."""
+def test_direct_sums_take_three_latencies() -> None:
+    """Whatever the number of workers and of buckets: for permission, parts and sums. A small sum takes one."""
     latency = network_of(1e30, 0.001, is_direct=True)
     for workers in (2, 8):
         for layers in (1, 6):
             whole = profile_of(0.1, 0.2, [8 << 20] * layers)
             found = predict(Job(profile=whole, network=latency, workers=workers))
-            assert found.reduction == pytest.approx(2 * 0.001)
+            assert found.reduction == pytest.approx(3 * 0.001)
             sharded = predict(Job(profile=whole, network=latency, workers=workers, method="sharded"))
-            assert sharded.reduction == pytest.approx(2 * 0.001)
+            assert sharded.reduction == pytest.approx((2 + 2) * 0.001)
         small = predict(Job(profile=profile_of(0.1, 0.2, [1000]), network=latency, workers=workers))
         assert small.reduction == pytest.approx(0.001)
     rate = network_of(1e9, is_direct=True)
@@ -171,11 +171,11 @@ def test_direct_sums_take_the_latency_of_two_messages() -> None:
 
 
 def test_buckets_of_direct_sums_share_only_the_rate() -> None:
-    """Each of the buckets takes 10 ms of the link and is there 200 ms later."""
+    """Each of the buckets takes 10 ms of the link and is there 300 ms later."""
     network = network_of(1e9, 0.1, is_direct=True)
     whole = profile_of(0.0, 1e-9, [10**7] * 5, batch=2)
     found = predict(Job(profile=whole, network=network, workers=2))
-    assert found.reduction == pytest.approx(5 * 0.01 + 0.2)
+    assert found.reduction == pytest.approx(5 * 0.01 + 0.3)
 
 
 def test_a_link_follows_from_direct_sums() -> None:

@@ -71,15 +71,16 @@ class Link:
     def of_direct(cls, few: tuple[int, float], many: tuple[int, float], devices: int) -> "Link":
         """Return the link between hosts, from the sizes in bytes and the seconds of two all_reduces.
 
-        The small one takes one latency and the large one two, as tfdist's collectives send them over TCP.
+        The small one takes one latency and the large one three, as tfdist's collectives send them over TCP: for the
+        permission to send, for the parts, and for their sums.
 
         Example:
-            >>> link = Link.of_direct((0, 0.005), (1000, 0.012), 2)
+            >>> link = Link.of_direct((0, 0.005), (1000, 0.017), 2)
             >>> link.latency_seconds, round(link.bytes_per_second)
             (0.005, 500000)
         """
         sent_few, sent_many = (devices - 1) * few[0], 2 * (devices - 1) / devices * many[0]
-        per_byte = max((many[1] - 2 * few[1]) / (sent_many - 2 * sent_few), 1e-15)
+        per_byte = max((many[1] - 3 * few[1]) / (sent_many - 3 * sent_few), 1e-15)
         return cls(latency_seconds=max(few[1] - per_byte * sent_few, 0.0), bytes_per_second=1 / per_byte)
 
     def send_seconds(self, size: float) -> float:

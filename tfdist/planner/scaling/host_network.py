@@ -9,6 +9,8 @@ from tfdist.planner.planner_link import Link
 
 #: the largest sum for which each member may receive all numbers of all others, as tfdist's collectives do
 _LARGEST_ONE_SHOT = 1 << 20
+#: the largest message that is sent before its receiver permits it
+_LARGEST_UNASKED = 64 << 10
 
 
 class Transfer(NamedTuple):
@@ -105,17 +107,23 @@ def _direct(link: Link, size: float, members: int) -> Transfer:
     """Return an all_reduce in which members send straight to each other: in one round all numbers, or in two the parts.
 
     In one round each member sends its numbers to all others, and adds up everything. In two rounds each one adds up a
-    part for all.
+    part for all. Permissions for the second round are there before it begins.
     """
     half = _half(link, size, members)
-    two = Transfer(2 * half.line, 2 * half.late)
-    one = Transfer((members - 1) * _line_seconds(link, size), link.latency_seconds)
+    two = Transfer(2 * half.line, half.late + link.latency_seconds)
+    one = Transfer((members - 1) * _line_seconds(link, size), _arrival_seconds(link, size))
     return min(two, one, key=lambda found: found.seconds) if size <= _LARGEST_ONE_SHOT else two
 
 
 def _half(link: Link, size: float, members: int) -> Transfer:
     part = (members - 1) / members * size
-    return Transfer(part / link.bytes_per_second + part * link.add_seconds_per_byte / 2, link.latency_seconds)
+    line = part / link.bytes_per_second + part * link.add_seconds_per_byte / 2
+    return Transfer(line, _arrival_seconds(link, size / members))
+
+
+def _arrival_seconds(link: Link, size: float) -> float:
+    """Return the latency of a message of this many bytes, which waits for its receiver's permission unless small."""
+    return link.latency_seconds * (1 if size <= _LARGEST_UNASKED else 2)
 
 
 def _line_seconds(link: Link, size: float) -> float:
