@@ -147,11 +147,12 @@ class StepModel:
         last = factors.max(axis=1)
         if not self.exchanges:
             return (self.compute + self._bubble) * last + self._reduction + self._rest
-        free, end = np.zeros(len(last)), np.zeros(len(last))
-        for ready, one in self.exchanges:
-            free = np.maximum(free, ready * last) + one.line
-            end = np.maximum(end, free + one.late)
-        return np.maximum(end, self.compute * last) + self.gathered + self._rest
+        free, most, ends = np.zeros(len(last)), self.job.most_under_way, list[np.ndarray]()
+        for place, (ready, one) in enumerate(self.exchanges):
+            before = ends[place - most] if place >= most else 0.0
+            free = np.maximum(np.maximum(free, before), ready * last) + one.line
+            ends.append(free + one.late)
+        return np.maximum(np.max(ends, axis=0), self.compute * last) + self.gathered + self._rest
 
     def _meeting_seldom(self, factors: np.ndarray) -> np.ndarray:
         """Return the lengths of steps of workers that meet every few steps; each step is its part of a turn."""

@@ -207,6 +207,11 @@ class Job:
         return [(ready[place], travel(size, self.workers)) for place, size in self.buckets(self.wire_bytes())]
 
     @property
+    def most_under_way(self) -> int:
+        """The number of buckets under way at the same time; a sharded optimizer limits the memory that they take."""
+        return 2 if self.method == "sharded" else len(self.profile.layers)
+
+    @property
     def wait(self) -> float:
         """The wait for the last worker, as a part of the computing time.
 
@@ -219,7 +224,7 @@ class Job:
     def gathering_seconds(self) -> float:
         """Return the seconds of gathering the new weights of each bucket on all workers (sharded)."""
         halves = [self.network.half(size, self.workers) for _, size in self.buckets(self.wire_bytes())]
-        return math.fsum(one.line for one in halves) + max((one.late for one in halves), default=0.0)
+        return math.fsum(one.seconds for one in halves)  # each leaves when the one before it has been assigned
 
     def ready_seconds(self) -> list[float]:
         """Return the seconds from the beginning of a step until each layer's gradients are ready."""
@@ -276,10 +281,14 @@ def _sharded(job: Job) -> StepTime:
 
 def _reduction(job: Job) -> tuple[float, float]:
     """Return the seconds of reduction after the backward pass, and those hidden behind it."""
-    free = end = total = 0.0
-    for ready, one in job.exchanges():
-        free = max(free, ready) + one.line
-        end, total = max(end, free + one.late), total + one.seconds
+    free = total = 0.0
+    ends = list[float]()
+    for place, (ready, one) in enumerate(job.exchanges()):
+        before = ends[place - job.most_under_way] if place >= job.most_under_way else 0.0
+        free = max(free, ready, before) + one.line
+        ends.append(free + one.late)
+        total += one.seconds
+    end = max(ends, default=0.0)
     if job.network.is_local(job.workers):
         return total, 0.0
     late = max(end - job.compute_seconds, 0.0) if total else 0.0
