@@ -19,7 +19,7 @@ from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
-from tfdist.gradients.reduction import replica_sums
+from tfdist.gradients.reduction import reducer, replica_sums
 from tfdist.parallel.pipeline import micro_batch_updates as updates
 from tfdist.parallel.pipeline import stage_run, whole_batches
 from tfdist.parallel.pipeline.division import Division
@@ -301,6 +301,7 @@ class StageStep:
     def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
         """Trace a stage's passes; return their results here, and the facts that all stages must know."""
         generators, trained = self._generators(), self._model.trainable_weights
+        reducer.require_gradients(trained, "a pipeline adds up the gradients of micro-batches")
         mine, found = [0] * (len(trained) + len(generators) + 1), None
         try:
             found = passes()
