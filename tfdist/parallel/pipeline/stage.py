@@ -113,6 +113,7 @@ class StageStep:
         self._known: whole_batches.Sums = []
         self._example_weight = 1.0
         self._comparing: list[str] | None = None  # losses that compare examples, once they were tried
+        self._comparing_layer: str | None = None  # what compares examples besides; "" if nothing does
         self._kinds: dict[int, dict[tuple[int, int], RowKind]] = {}
 
     def train(self, data: Any, global_rows: int) -> Any:
@@ -145,7 +146,14 @@ class StageStep:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
             self._comparing = whole_batches.comparing_losses(self._model, self._division.graph, y)
         told = self._loss_reduction != "detect"
-        return bool(self._comparing) or self._division.needs_whole_batch(losses_are_told=told) is not None
+        whole = self._division.needs_whole_batch(losses_are_told=told)
+        return self._compares_rows() or bool(self._comparing) or whole is not None
+
+    def _compares_rows(self) -> bool:
+        if self._comparing_layer is None:
+            self._comparing_layer = whole_batches.comparing_call(self._division) or ""
+        whole_batches.require_rows_apart(self._comparing_layer, self._pipe.replicas)
+        return bool(self._comparing_layer)
 
     def _updates(self, schedule: Schedule) -> updates.Updates | None:
         if not schedule.updates_each:
@@ -183,7 +191,8 @@ class StageStep:
 
     def predict(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the model's results on every stage."""
-        microbatches = self._microbatches(data, global_rows, training=False)
+        most = 1 if self._compares_rows() else None
+        microbatches = self._microbatches(data, global_rows, training=False, most=most)
         with stage_run.local(self._model):
             found = self._run("predict", microbatches, training=False).predict(
                 self._forwards(len(microbatches)), with_loss=False

@@ -5,7 +5,8 @@ last micro-batch is computed. These divisors depend only on targets, weights, an
 follows from the input. So the last stage computes them first.
 
 A user's loss may compare examples, and no stage has the whole batch and the loss at the first micro-batch. So every
-process tries each such loss on the same small random data, with the same result. Metrics are given the rows of all
+process tries each such loss on the same small random data, with the same result, and likewise each layer of the user's,
+which may compare examples. Metrics are given the rows of all
 replicas, and states of which several replicas have parts are refused.
 """
 
@@ -17,13 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_variables, stateless_scope
+from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
+from tfdist.training.checks import row_mixing
 from tfdist.training.replica import current_step, judging
 from tfdist.training.replica.judging import Rules
 
@@ -93,6 +96,43 @@ def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
         ]
 
 
+def comparing_call(division: Division) -> str | None:
+    """Return a layer or an operation that compares the rows of a batch, as a sentence's subject; None if none does."""
+    for call in division.calls:
+        own = call.operation
+        layers = keras_model.layers(own) if isinstance(own, keras.layers.Layer) else []
+        is_suspect = bool(keras_layers.comparing_rows(layers)) if layers else True
+        if is_suspect and _compares_rows(call, layers):
+            return f"the layer {call.name!r}, which computes with other rows of a batch than an output's own,"
+    return None
+
+
+def _compares_rows(call: graphs.Call, layers: Sequence[keras.layers.Layer]) -> bool:
+    """Return whether a call's results for rows differ if other rows are left out; weights are random, as elsewhere."""
+    random = np.random.default_rng(0)
+    taken = {id(tensor): _like(tensor, random) for tensor in call.takes}
+    of_rows = {id(tensor) for tensor in call.takes if tensor.shape and tensor.shape[0] is None}
+    weights = [variable for layer in layers for variable in layer.variables if variable.dtype.startswith("float")]
+    numbers = [(one, random.uniform(0.1, 0.9, one.shape)) for one in weights]
+
+    def run(begin: int, end: int) -> list[np.ndarray]:
+        with tf.init_scope():
+            given = {key: tf.constant(rows[begin:end] if key in of_rows else rows) for key, rows in taken.items()}
+            values = [(one, tf.constant(value, one.dtype)) for one, value in numbers]
+            scope = stateless_scope.Updates(values, initialize_variables=False)
+            with scope, keras_layers.without_chance(layers):
+                return [np.asarray(one) for one in call.compute(given, training=True)]
+
+    try:
+        runs = [run(0, _ROWS), run(0, _ROWS), run(0, 2), run(2, _ROWS)]
+    except Exception:  # noqa: BLE001 - the user's code, on numbers that it is not written for: a step will tell
+        return False
+    for whole, again, *parts in zip(*runs, strict=True):
+        if np.array_equal(whole, again) and row_mixing.differ([whole, *parts], _TOLERANCE):  # else it draws numbers
+            return True
+    return False
+
+
 def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
     """Return rules by which a user's metrics are given the rows of all replicas of the last stage."""
     if replicas == 1:
@@ -113,6 +153,16 @@ def require_known_states(model: keras.Model, changed: Sequence[keras.Variable], 
                 "each stage: whether their states are added up, averaged or neither, no stage can try. Train with one "
                 "replica of each stage (data=1), or under another strategy."
             )
+
+
+def require_rows_apart(comparing: str, replicas: int) -> None:
+    """Raise if a layer compares rows of which several replicas have parts."""
+    if comparing and replicas > 1:
+        raise UnsupportedError(
+            f"the model has {comparing} and there are {replicas} replicas of each stage, with rows of their own. Train "
+            "with one replica of each stage (data=1), or let layers use what each example has by itself, as "
+            "keras.layers.LayerNormalization does."
+        )
 
 
 def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:

@@ -6,6 +6,7 @@ computed for a few rows, and for two parts of them. Models that differ are then 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -27,18 +28,26 @@ def suspects(model: keras.Model) -> list[str]:
     return keras_layers.comparing_rows(keras_model.layers(model))
 
 
-def mixes(
-    model: keras.Model, strategy: tf.distribute.Strategy, data: Any, *, training: bool, tolerance: float, meets: bool
-) -> bool:
-    """Return whether some output for a row differs if other rows of the batch are left out.
+@dataclass(frozen=True)
+class Pass:
+    """How a forward pass is computed and compared.
 
-    Random numbers of the user's layers hide it, and so does a change of something else than Keras variables: the answer
-    is then no.
-
-    Args:
-        data: a batch, as `train_step` is given it, of at least two rows.
+    Attributes:
+        training: as in Keras.
         tolerance: the largest difference that is rounding, relative to the largest output.
         meets: whether weights are sharded, so that each pass needs all workers.
+    """
+
+    training: bool
+    tolerance: float
+    meets: bool
+
+
+def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: Pass) -> bool:
+    """Return whether some output for a row differs if other rows of the batch are left out.
+
+    ``data`` is a batch of at least two rows, as `train_step` is given it. The answer is no if the user's layers draw
+    random numbers, or change something else than Keras variables: nothing can be compared then.
     """
     packed = data
 
@@ -48,7 +57,7 @@ def mixes(
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(tf.nest.pack_sequence_as(packed, rows)))
         scope = stateless_scope.Updates([], initialize_variables=False)
         with replica_contexts.of_no_strategy(0), scope, keras_layers.without_chance(keras_model.layers(model)):
-            found = model(x, training=training)
+            found = model(x, training=how.training)
         return [one for one in tf.nest.flatten(found) if isinstance(one, tf.Tensor)]
 
     specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
@@ -56,22 +65,22 @@ def mixes(
     if tried_step.made_variables(strategy):
         traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
     types = tf_trial.operations(traced)
-    if tf_trial.draws(types) or tf_trial.changes(types, meets_others=meets) is not None:
+    if tf_trial.draws(types) or tf_trial.changes(types, meets_others=how.meets) is not None:
         return False
     count = int(batch_rows.rows_of(data))
     cut = count // 3 or 1
     bounds = ((0, count), (0, cut), (cut, count))
     runs = [traced(*flat((batch_rows.slice_rows(data, tf.constant(a), tf.constant(b)),))) for a, b in bounds]
-    return any(_differ([one.numpy() for one in each], tolerance) for each in zip(*runs, strict=True))
+    return any(differ([one.numpy() for one in each], how.tolerance) for each in zip(*runs, strict=True))
 
 
-def _differ(runs: Sequence[np.ndarray], tolerance: float) -> bool:
-    """Return whether the rows of parts differ from those of the whole.
+def differ(runs: Sequence[np.ndarray], tolerance: float) -> bool:
+    """Return whether the rows of parts, all runs but the first, differ from those of the whole.
 
     Example:
         >>> x = np.array([[1.0], [2.0], [6.0]])
         >>> def tried(f):
-        ...     return _differ([f(x), f(x[:1]), f(x[1:])], 1e-6)
+        ...     return differ([f(x), f(x[:1]), f(x[1:])], 1e-6)
         >>> tried(lambda x: 2 * x), tried(lambda x: x - x.mean()), tried(lambda x: x.sum())
         (False, True, True)
     """

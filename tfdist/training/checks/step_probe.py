@@ -283,9 +283,9 @@ class Probe:
         if (data := self._few(slices, is_cut)) is not None and int(batch_rows.rows_of(data)) > 1:
             in_16_bits = keras_model.computes_in_16_bits(self._model)
             tolerance = _IN_16_BITS if in_16_bits else _OF_NUMBERS
-            how = {"training": self._training, "tolerance": tolerance, "meets": is_cut}
+            how = row_mixing.Pass(training=self._training, tolerance=tolerance, meets=is_cut)
             try:
-                mixes = row_mixing.mixes(self._model, self._strategy, data, **how)
+                mixes = row_mixing.mixes(self._model, self._strategy, data, how)
             except Exception as error:  # noqa: BLE001 - the user's code, on fewer rows than it is written for
                 tried_step.made_variables(self._strategy)
                 _log.debug("tfdist: whether %r mixes rows could not be tried: %s", self._model.name, error)
