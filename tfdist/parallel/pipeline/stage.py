@@ -113,7 +113,6 @@ class StageStep:
         self._known: whole_batches.Sums = []
         self._example_weight = 1.0
         self._comparing: list[str] | None = None  # losses that compare examples, once they were tried
-        self._comparing_layer: str | None = None  # what compares examples besides; "" if nothing does
         self._kinds: dict[int, dict[tuple[int, int], RowKind]] = {}
 
     def train(self, data: Any, global_rows: int) -> Any:
@@ -150,10 +149,8 @@ class StageStep:
         return self._compares_rows() or bool(self._comparing) or whole is not None
 
     def _compares_rows(self) -> bool:
-        if self._comparing_layer is None:
-            self._comparing_layer = whole_batches.comparing_call(self._division) or ""
-        whole_batches.require_rows_apart(self._comparing_layer, self._pipe.replicas)
-        return bool(self._comparing_layer)
+        whole_batches.require_rows_apart(self._division, self._pipe.replicas)
+        return bool(whole_batches.comparing_call(self._division))
 
     def _updates(self, schedule: Schedule) -> updates.Updates | None:
         if not schedule.updates_each:

@@ -96,41 +96,47 @@ def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
         ]
 
 
-def comparing_call(division: Division) -> str | None:
-    """Return a layer or an operation that compares the rows of a batch, as a sentence's subject; None if none does."""
-    for call in division.calls:
-        own = call.operation
-        layers = keras_model.layers(own) if isinstance(own, keras.layers.Layer) else []
-        is_suspect = bool(keras_layers.comparing_rows(layers)) if layers else True
-        if is_suspect and _compares_rows(call, layers):
-            return f"the layer {call.name!r}, which computes with other rows of a batch than an output's own,"
-    return None
+def comparing_call(division: Division) -> str:
+    """Return a layer or an operation that compares the rows of a batch, as a sentence's subject; "" if none does."""
+    if division.comparing is None:
+        name = next((call.name for call in division.calls if _compares_rows(call)), None)
+        told = f"the layer {name!r}, which computes with other rows of a batch than an output's own,"
+        division.comparing = "" if name is None else told
+    return division.comparing
 
 
-def _compares_rows(call: graphs.Call, layers: Sequence[keras.layers.Layer]) -> bool:
+def _compares_rows(call: graphs.Call) -> bool:
     """Return whether a call's results for rows differ if other rows are left out; weights are random, as elsewhere."""
+    layers = keras_model.layers(call.operation) if isinstance(call.operation, keras.layers.Layer) else []
+    if layers and not keras_layers.comparing_rows(layers):
+        return False
     random = np.random.default_rng(0)
-    taken = {id(tensor): _like(tensor, random) for tensor in call.takes}
-    of_rows = {id(tensor) for tensor in call.takes if tensor.shape and tensor.shape[0] is None}
+    taken = [_like(tensor, random) for tensor in call.takes]
+    has_rows = [bool(tensor.shape) and tensor.shape[0] is None for tensor in call.takes]
     weights = [variable for layer in layers for variable in layer.variables if variable.dtype.startswith("float")]
     numbers = [(one, random.uniform(0.1, 0.9, one.shape)) for one in weights]
 
-    def run(begin: int, end: int) -> list[np.ndarray]:
-        with tf.init_scope():
-            given = {key: tf.constant(rows[begin:end] if key in of_rows else rows) for key, rows in taken.items()}
-            values = [(one, tf.constant(value, one.dtype)) for one, value in numbers]
-            scope = stateless_scope.Updates(values, initialize_variables=False)
-            with scope, keras_layers.without_chance(layers):
-                return [np.asarray(one) for one in call.compute(given, training=True)]
+    def outputs(*given: tf.Tensor) -> list[Any]:
+        values = [(one, tf.constant(value, one.dtype)) for one, value in numbers]
+        scope = stateless_scope.Updates(values, initialize_variables=False)
+        with scope, keras_layers.without_chance(layers):
+            return call.compute({id(tensor): one for tensor, one in zip(call.takes, given, strict=True)}, training=True)
 
     try:
-        runs = [run(0, _ROWS), run(0, _ROWS), run(0, 2), run(2, _ROWS)]
+        with tf.init_scope():
+            specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in call.takes]
+            traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
+            if not row_mixing.can_compare(traced):
+                return False
+            bounds = ((0, _ROWS), (0, 2), (2, _ROWS))
+            given = [
+                [one[begin:end] if cut else one for one, cut in zip(taken, has_rows, strict=True)]
+                for begin, end in bounds
+            ]
+            runs = [[np.asarray(one) for one in traced(*map(tf.constant, some))] for some in given]
     except Exception:  # noqa: BLE001 - the user's code, on numbers that it is not written for: a step will tell
         return False
-    for whole, again, *parts in zip(*runs, strict=True):
-        if np.array_equal(whole, again) and row_mixing.differ([whole, *parts], _TOLERANCE):  # else it draws numbers
-            return True
-    return False
+    return any(row_mixing.differ(each, _TOLERANCE) for each in zip(*runs, strict=True))
 
 
 def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
@@ -155,9 +161,9 @@ def require_known_states(model: keras.Model, changed: Sequence[keras.Variable], 
             )
 
 
-def require_rows_apart(comparing: str, replicas: int) -> None:
+def require_rows_apart(division: Division, replicas: int) -> None:
     """Raise if a layer compares rows of which several replicas have parts."""
-    if comparing and replicas > 1:
+    if (comparing := comparing_call(division)) and replicas > 1:
         raise UnsupportedError(
             f"the model has {comparing} and there are {replicas} replicas of each stage, with rows of their own. Train "
             "with one replica of each stage (data=1), or let layers use what each example has by itself, as "

@@ -64,14 +64,19 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
     traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
     if tried_step.made_variables(strategy):
         traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
-    types = tf_trial.operations(traced)
-    if tf_trial.draws(types) or tf_trial.changes(types, meets_others=how.meets) is not None:
+    if not can_compare(traced, meets=how.meets):
         return False
     count = int(batch_rows.rows_of(data))
     cut = count // 3 or 1
     bounds = ((0, count), (0, cut), (cut, count))
     runs = [traced(*flat((batch_rows.slice_rows(data, tf.constant(a), tf.constant(b)),))) for a, b in bounds]
     return any(differ([one.numpy() for one in each], how.tolerance) for each in zip(*runs, strict=True))
+
+
+def can_compare(traced: Any, *, meets: bool = False) -> bool:
+    """Return whether two runs of a concrete function on the same rows agree: it draws nothing, and changes nothing."""
+    types = tf_trial.operations(traced)
+    return not tf_trial.draws(types) and tf_trial.changes(types, meets_others=meets) is None
 
 
 def differ(runs: Sequence[np.ndarray], tolerance: float) -> bool:
