@@ -211,7 +211,7 @@ def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool) -> None:
     """
     for ran, wanted, traces in call(two, "order", mesh="data=1,pipeline=2", schedule="1f1b", microbatches=6):
         assert ran == wanted
-        # once each for the shapes of what it returns, for whether it compares rows, for what crosses cuts, for all passes
+        # once each: for the shapes of results, for whether it compares rows, for what crosses cuts, and for all passes
         assert traces == 4
 
 
