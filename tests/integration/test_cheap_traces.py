@@ -80,6 +80,47 @@ for seed in (1, 2):
 print("orders differ", orders[:9] != orders[9:])
 """
 
+CUT = """
+import keras, numpy as np
+import tfdist
+from tests.integration import without_cuts
+
+tfdist.strategies.use_logical_cpus(2)
+two = tfdist.strategies.MirroredStrategy()
+
+def trained(strategy, rows, weights):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    if strategy is two:
+        two.shares = weights
+    model.fit(rows, rows[:, :1], batch_size=4, shuffle=False, verbose=0)
+    return model.get_weights()[0]
+
+one, rows = tfdist.strategies.MirroredStrategy(["CPU:0"]), np.random.default_rng(0).normal(size=(10, 3))
+for values, weights in ((rows, (1, 1)), (rows[::-1], (1, 1)), (rows, (3, 1)), (2 * rows, (3, 1))):
+    assert np.allclose(trained(two, values, weights), trained(one, values, weights), atol=1e-6)
+print("cut", len(without_cuts._kept))  # by one replica, by two with equal shares, and by two with others
+"""
+
+REWRITTEN = """
+import tensorflow as tf
+from tests.integration import without_rewrites
+from tensorflow.python.data.experimental.ops.testing import assert_next
+
+def elements():
+    data = tf.data.Dataset.range(4).apply(assert_next(["Map", "Batch"])).map(lambda x: x + 1).batch(2)
+    return [one.numpy().tolist() for one in data]
+
+print("as written", elements())
+without_rewrites.OwnedIterator._create_iterator = without_rewrites._create
+try:
+    elements()
+except tf.errors.InvalidArgumentError:
+    print("else fused")
+"""
+
 
 def run(forking: Forks, folder: Path, text: str) -> str:
     script = folder / "script.py"
@@ -122,3 +163,15 @@ def test_how_batches_of_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(for
     assert "keeps 3\n" in said, "Keras traces other functions: all tests cost more"
     assert "and keeps 6\n" in said  # for another number of rows
     assert "orders differ True" in said
+
+
+def test_how_batches_are_cut_is_traced_once_for_the_same_parts_of_the_same_types(
+    forking: Forks, tmp_path: Path
+) -> None:
+    assert "cut 3\n" in run(forking, tmp_path, CUT), "tfdist cuts in another place: all tests cost more"
+
+
+def test_pipelines_run_as_they_are_written(forking: Forks, tmp_path: Path) -> None:
+    said = run(forking, tmp_path, REWRITTEN)
+    assert "as written [[1, 2], [3, 4]]" in said
+    assert "else fused" in said, "TensorFlow rewrites in another place: all tests cost more"
