@@ -51,12 +51,13 @@ from tensorflow.python.util import _pywrap_util_port
 
 this = ctypes.CDLL(None)
 asked, searched = (getattr(this, f"times_kernels_were_{what}") for what in ("asked_for", "searched"))
-before = asked(), searched()
+before, listed = (asked(), searched()), this.times_operations_were_listed()
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
 model.compile("adam", "mse")
 model.fit(np.zeros((16, 4)), np.zeros((16, 1)), batch_size=8, verbose=0)
 uses = _pywrap_util_port.IsMklEnabled()
 print("asks" if (asked() > before[0]) == uses else "does not ask", "and searches", searched() - before[1])
+print("lists", this.times_operations_were_listed() > listed)
 """
 
 SLICED = """
@@ -156,6 +157,7 @@ def test_operations_without_resources_are_not_asked_for_them(forking: Forks, tmp
 def test_kernels_are_not_searched_for_those_of_onednn(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, SEARCHED)
     assert "asks and searches 0\n" in said, "TensorFlow asks in another place: all tests cost more"
+    assert "lists True\n" in said, "TensorFlow lists XLA's operations in another place: all tests cost more"
 
 
 def test_how_batches_of_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(forking: Forks, tmp_path: Path) -> None:
