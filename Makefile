@@ -114,7 +114,7 @@ moving: $(STAMP)
 	@$(BIN)/python -m tests.programs_before $(PAGES:%=--page %)
 
 test-fast: lint horovod ops
-	$(BIN)/python -m pytest tests -m quick $(SHARED)
+	$(BIN)/python -m pytest tests -m "quick and not thorough" $(SHARED)
 
 # test_cheap_traces.py is left out: it tests the speed-ups themselves.
 test-unpatched: horovod ops
