@@ -99,7 +99,7 @@ def trained(strategy, rows, weights):
     model.fit(rows, rows[:, :1], batch_size=4, shuffle=False, verbose=0)
     return model.get_weights()[0]
 
-one, rows = tfdist.strategies.MirroredStrategy(["CPU:0"]), np.random.default_rng(0).normal(size=(10, 3))
+one, rows = tfdist.strategies.MirroredStrategy(["CPU:0"]), np.random.default_rng(0).normal(size=(12, 3))
 for values, weights in ((rows, (1, 1)), (rows[::-1], (1, 1)), (rows, (3, 1)), (2 * rows, (3, 1))):
     assert np.allclose(trained(two, values, weights), trained(one, values, weights), atol=1e-6)
 print("cut", len(without_cuts._kept))  # by one replica, by two with equal shares, and by two with others

@@ -59,13 +59,16 @@ def _mapped_once(dataset: Any, make: Callable[..., Any], **options: Any) -> tupl
     key = _key(dataset, make)
     if key is None:
         return _mapped(dataset, make, **options)
-    if key in _kept:
-        _now.kept, layout = _kept[key]
-        return dataset.map(make, **options), layout
-    _now.kept = found = []
-    mapped, layout = _mapped(dataset, make, **options)
-    _kept[key] = found[0], layout
-    return mapped, layout
+    try:
+        if key in _kept:
+            _now.kept, layout = _kept[key]
+            return dataset.map(make, **options), layout
+        _now.kept = found = []
+        mapped, layout = _mapped(dataset, make, **options)
+        _kept[key] = found[0], layout
+        return mapped, layout
+    finally:
+        _now.kept = None
 
 
 structured_function.StructuredFunctionWrapper = _wrapped
