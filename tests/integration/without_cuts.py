@@ -27,7 +27,7 @@ _now = threading.local()  # what is kept, to be used once, or a list for what is
 
 def _key(dataset: Any, make: Callable[..., Any]) -> Any:
     """Return everything on which such a function depends; None if that is not known."""
-    name = _CUTS.get(getattr(make, "__code__", None))  # type: ignore[arg-type]
+    name = _CUTS.get(getattr(make, "__code__", None))
     if name is None or not context.executing_eagerly():
         return None
     held = _held(make)
