@@ -34,7 +34,7 @@ def _pieces() -> Iterator[tuple[Any, Any]]:
 
 def _trained(data: dict[str, Any], **compile_options: Any) -> dict[str, Any]:
     with STRATEGY.scope():
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
         network = mirrored_cases.model(optimizer=optimizer, metrics=["mae"], **compile_options)
     history = network.fit(**data, epochs=2, shuffle=False, verbose=0, validation_data=(X[:9], Y[:9])).history
     return {
