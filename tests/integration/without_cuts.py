@@ -1,8 +1,8 @@
 """Caches the traced functions with which tfdist cuts batches, in every process forked from this one.
 
-Each `fit`, `evaluate` and `predict` under a strategy traces one for tf.data, which is a tenth of a short training. It
-depends on the parts that the process takes and on the types of the elements, not on their values. Where shares move it
-reads them, and is traced each time.
+Each `fit`, `evaluate` and `predict` under a strategy traces one for tf.data: a twentieth of a short training with two
+replicas in one process, an eighth with two workers. It depends on the parts that the process takes and on the types of
+the elements, not on their values. Where shares move it reads them, and is traced each time.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """Lets tf.data run its pipelines as they are written, in every process forked from this one.
 
 For each iterator it writes the pipeline down as a graph, searches the graph for what could be fused or run in parallel,
-and makes the pipeline anew from it: a fifteenth of a short training. The elements are the same.
+and makes the pipeline anew from it. So iterators take a fifteenth of a short training. The elements are the same.
 """
 
 from typing import Any
