@@ -80,11 +80,12 @@ ops: $(STAMP)
 compiled: $(STAMP)
 	@$(BIN)/python -m pytest tests --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 || true
 
-# What comes before the tests waits for the network or keeps one processor busy: two of it at a time, each printed whole.
+# What comes before the tests waits for the network or keeps one processor busy: two of it at a time, each printed whole,
+# what takes longest first.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(IO_STAMP)
 	@echo "ruff and mypy, Horovod, the ops, a collection, and the tests with tensorflow-io, two at a time"
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint horovod ops compiled test-io
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target horovod lint test-io compiled ops
 	$(BIN)/python -m pytest tests -m "not release" $(SHARED)
 
 # The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes. What knows nothing of
@@ -114,7 +115,7 @@ moving: $(STAMP)
 	@$(BIN)/python -m tests.programs_before $(PAGES:%=--page %)
 
 test-fast: lint horovod ops
-	$(BIN)/python -m pytest tests -m quick $(SHARED)
+	$(BIN)/python -m pytest tests -m "quick and not thorough" $(SHARED)
 
 # test_cheap_traces.py is left out: it tests the speed-ups themselves.
 test-unpatched: horovod ops

@@ -51,12 +51,13 @@ from tensorflow.python.util import _pywrap_util_port
 
 this = ctypes.CDLL(None)
 asked, searched = (getattr(this, f"times_kernels_were_{what}") for what in ("asked_for", "searched"))
-before = asked(), searched()
+before, listed = (asked(), searched()), this.times_operations_were_listed()
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
 model.compile("adam", "mse")
 model.fit(np.zeros((16, 4)), np.zeros((16, 1)), batch_size=8, verbose=0)
 uses = _pywrap_util_port.IsMklEnabled()
 print("asks" if (asked() > before[0]) == uses else "does not ask", "and searches", searched() - before[1])
+print("lists", this.times_operations_were_listed() > listed)
 """
 
 SLICED = """
@@ -78,6 +79,47 @@ for seed in (1, 2):
     model.compile(keras.optimizers.SGD(0.0), "mse")
     model.fit(np.diag([1.0, 20.0, 300.0]), np.ones((3, 1)), batch_size=1, verbose=0, callbacks=[seen], epochs=3)
 print("orders differ", orders[:9] != orders[9:])
+"""
+
+CUT = """
+import keras, numpy as np
+import tfdist
+from tests.integration import without_cuts
+
+tfdist.strategies.use_logical_cpus(2)
+two = tfdist.strategies.MirroredStrategy()
+
+def trained(strategy, rows, weights):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    if strategy is two:
+        two.shares = weights
+    model.fit(rows, rows[:, :1], batch_size=4, shuffle=False, verbose=0)
+    return model.get_weights()[0]
+
+one, rows = tfdist.strategies.MirroredStrategy(["CPU:0"]), np.random.default_rng(0).normal(size=(12, 3))
+for values, weights in ((rows, (1, 1)), (rows[::-1], (1, 1)), (rows, (3, 1)), (2 * rows, (3, 1))):
+    assert np.allclose(trained(two, values, weights), trained(one, values, weights), atol=1e-6)
+print("cut", len(without_cuts._kept))  # by one replica, by two with equal shares, and by two with others
+"""
+
+REWRITTEN = """
+import tensorflow as tf
+from tests.integration import without_rewrites
+from tensorflow.python.data.experimental.ops.testing import assert_next
+
+def elements():
+    data = tf.data.Dataset.range(4).apply(assert_next(["Map", "Batch"])).map(lambda x: x + 1).batch(2)
+    return [one.numpy().tolist() for one in data]
+
+print("as written", elements())
+without_rewrites.OwnedIterator._create_iterator = without_rewrites._create
+try:
+    elements()
+except tf.errors.InvalidArgumentError:
+    print("else fused")
 """
 
 
@@ -115,6 +157,7 @@ def test_operations_without_resources_are_not_asked_for_them(forking: Forks, tmp
 def test_kernels_are_not_searched_for_those_of_onednn(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, SEARCHED)
     assert "asks and searches 0\n" in said, "TensorFlow asks in another place: all tests cost more"
+    assert "lists True\n" in said, "TensorFlow lists XLA's operations in another place: all tests cost more"
 
 
 def test_how_batches_of_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(forking: Forks, tmp_path: Path) -> None:
@@ -122,3 +165,15 @@ def test_how_batches_of_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(for
     assert "keeps 3\n" in said, "Keras traces other functions: all tests cost more"
     assert "and keeps 6\n" in said  # for another number of rows
     assert "orders differ True" in said
+
+
+def test_how_batches_are_cut_is_traced_once_for_the_same_parts_of_the_same_types(
+    forking: Forks, tmp_path: Path
+) -> None:
+    assert "cut 3\n" in run(forking, tmp_path, CUT), "tfdist cuts in another place: all tests cost more"
+
+
+def test_pipelines_run_as_they_are_written(forking: Forks, tmp_path: Path) -> None:
+    said = run(forking, tmp_path, REWRITTEN)
+    assert "as written [[1, 2], [3, 4]]" in said
+    assert "else fused" in said, "TensorFlow rewrites in another place: all tests cost more"

@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("where", ["disk", "memory"])
 def test_no_kill_inside_a_save_spoils_a_checkpoint(tmp_path: Path, where: str) -> None:
     done = subprocess.run(

@@ -351,6 +351,7 @@ def test_rows_are_full() -> None:
             assert codec.decode(words, count).shape == (3, count)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case", ["resumed_at_every_step", "another_number_of_replicas", "not_finite", "nothing_to_compress"]
 )

@@ -57,6 +57,7 @@ def ids_of(epoch: Any) -> list[int]:
     return [int(i) for _, y, *w in epoch for i, k in zip(y, w[0] if w else tf.ones_like(y), strict=True) if k]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_epoch_has_every_example_once_with_its_values(folders: dict[str, str], layout: str, path: str) -> None:
@@ -133,6 +134,7 @@ def test_tails(folders: dict[str, str], tail: str) -> None:
         assert batches[-1][2].numpy().tolist() == [1.0] * 3 + [0.0] * 7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parts", "layout", "tail"),
     [(1, "generic", "pad"), (2, "extent", "keep"), (3, "generic", "keep"), (8, "fixed", "pad")],
@@ -149,6 +151,7 @@ def test_shares_of_workers_are_the_global_batches(folders: dict[str, str], parts
         assert [i for share in shares for i in share[step][1]] == batch
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weights", [(3, 1), (1, 3), (1, 2, 7)])
 def test_uneven_shares_are_cut_alike_by_the_reader_and_by_a_step(
     folders: dict[str, str], weights: tuple[int, ...]

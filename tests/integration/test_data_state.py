@@ -104,6 +104,7 @@ def test_other_batches_go_on_with_the_next_example(folder: Path, tail: str) -> N
     assert found == {"pad": left + order[:6], "keep": left, "drop": left[:28]}[tail]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ["full", "block", "none", "balanced"])
 def test_a_state_goes_on_with_the_examples_that_it_is_of(order: str, tmp_path: Path) -> None:
     def write(first: int, end: int, **options: Any) -> None:

@@ -48,6 +48,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_events_by_themselves_under_a_sanitizer(driver: Path, tmp_path: Path) -> None:
     """Times come late, and are right; see the program, which `make sanitize` runs under the others too."""
     compiler = build_target.find_program(os.environ, "CXX", *build_target.COMPILERS)

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.integration.forks import Forks
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +20,6 @@ def modules() -> list[str]:
     return found
 
 
-@pytest.mark.quick
 def test_examples_in_docstrings_run(drawing: Forks, tmp_path: Path) -> None:
     # one process for all: what an example needs is in it, and it leaves nothing behind in this empty directory
     with drawing.start(str(SCRIPT), *modules(), cwd=tmp_path) as process:

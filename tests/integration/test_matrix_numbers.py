@@ -25,7 +25,7 @@ def further(forking: Forks) -> Report:
     return matrix.run(matrix.numbered(matrix.FURTHER), matrix.NUMBERS, forking, optimized=False)
 
 
-@pytest.mark.release  # one more number of replicas, or division of it, for rows that have two or three above
+@pytest.mark.release  # one more number of replicas, or division of it, for rows that have two above
 @pytest.mark.timeout(matrix.DEADLINE_SECONDS)
 @pytest.mark.parametrize("name", sorted({name for names in matrix.FURTHER.values() for name in names}))
 def test_one_more_number_of_replicas_changes_nothing(name: str, further: Report) -> None:

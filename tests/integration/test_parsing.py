@@ -156,6 +156,7 @@ def mutations(draw: st.DrawFn) -> tuple[Schema, list[bytes]]:
     return schema, [*payloads, *mutated]
 
 
+@pytest.mark.thorough
 @settings(ANY, max_examples=150)
 @given(found=mutations())
 @example(found=(Schema({"x": Feature("int64")}), [b"", b"\x0a", b"\x0a\x00", b"\x0a\x80\x00", b"\x0a\xff\xff\xff\xff"]))
@@ -311,6 +312,7 @@ READ: dict[str, Callable[[int], bytes]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_native", [False, True])
 @pytest.mark.parametrize("case", READ)
 def test_an_epoch_of_records_of_another_program(tmp_path: Path, case: str, is_native: bool) -> None:
@@ -350,6 +352,7 @@ def test_who_is_asked_to_parse(tmp_path: Path, ops: Records) -> None:
         assert reader.parses == (case != "none plain")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_native", [False, True])
 def test_arrays_of_any_length_that_are_kept_as_bytes(tmp_path: Path, is_native: bool) -> None:
     for dtype, kind in itertools.product(("float64", "uint32", "float16", "uint8"), ("some", "empty")):

@@ -71,7 +71,6 @@ def with_pods(cluster: FakeCluster) -> Iterator[FakeCluster]:
         yield cluster
 
 
-@pytest.mark.quick
 @needs_pods
 def test_lines_the_first_failure_and_its_exit_code(with_pods: FakeCluster, script: Any, shared: Path) -> None:
     path = script(
@@ -113,7 +112,6 @@ def test_a_trial_of_a_search_is_a_job_of_its_own(with_pods: FakeCluster, script:
     assert "job train is submitted" in log
 
 
-@pytest.mark.quick
 @needs_pods
 def test_pods_that_are_killed_or_taken_away_are_replaced_and_no_step_is_lost_or_repeated(
     with_pods: FakeCluster, script: Any, shared: Path
@@ -146,7 +144,6 @@ def test_pods_that_are_killed_or_taken_away_are_replaced_and_no_step_is_lost_or_
     assert steps == list(range(len(steps)))
 
 
-@pytest.mark.quick
 @needs_pods
 def test_ctrl_c_deletes_the_job_whose_workers_save(with_pods: FakeCluster, script: Any, shared: Path) -> None:
     path = script(ON_HOSTS[""])

@@ -148,6 +148,7 @@ def test_a_dry_run_shows_all_and_starts_nothing(script, shared):  # type: ignore
     assert (shared / "ran").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [

@@ -260,6 +260,7 @@ def test_a_search_is_an_array_of_which_each_job_has_its_arguments(slurm: dict[st
         assert any(line.endswith(f"['--search', '--rate={rate}', '--name=a b']") for line in lines), out
 
 
+@pytest.mark.thorough
 def test_trials_of_a_search_are_jobs_in_the_queue_or_steps_of_an_allocation(slurm: dict[str, Any], script: Any) -> None:
     path, env = script(TRIAL), {**slurm["env"], "CUDA_VISIBLE_DEVICES": "-1"}
     options = ("--engine", "slurm", "--trials", 2, path)

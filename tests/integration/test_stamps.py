@@ -157,6 +157,7 @@ def measured(rows: Rows, gradients: Sequence[Any], scale: float | None = None) -
     return float(found[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("count", [1, 33, 300_000])  # the last one in threads
 def test_the_norm_is_measured_in_one_step_of_so_many(rows: Rows, dtype: str, count: int) -> None:
@@ -282,6 +283,7 @@ def test_they_are_left_out_where_nobody_wants_or_has_them(
     assert "there is no compiler" in said.message
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["thread", "address,undefined"])
 def test_by_themselves_under_a_sanitizer(kind: str, tmp_path: Path) -> None:
     """No row is torn or lost beside readers, and nothing is read or written outside of one; see the program."""

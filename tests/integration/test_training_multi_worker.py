@@ -211,6 +211,8 @@ def test_an_input_that_fails_ends_no_collectives(pool: WorkerPool) -> None:
         assert seen == {"raised": "InvalidArgumentError", "in_a_graph": True, "steps": 10}
 
 
+# of the others whose processes have parts, test_sharded.py and test_training_model_parallel.py save and load
+@under_two
 def test_the_chief_alone_writes(pool: WorkerPool, tmp_path: Path) -> None:
     assert call(pool, "callbacks_that_write", folder=str(tmp_path)) == [{"same": True}] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -45,6 +45,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_an_index_takes_both(packed: Path) -> None:
     files = sorted(map(str, packed.iterdir()))
     assert len(files) == 2

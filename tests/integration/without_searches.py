@@ -1,4 +1,4 @@
-"""Lets TensorFlow not search its kernels for those of oneDNN, in every process that is forked from this one.
+"""Lets TensorFlow not search its kernels for those of oneDNN, nor list XLA's, in every process forked from this one.
 
 A process searches all kernels once for each operation and dtype, for two milliseconds each: a fifth of a training of
 two steps. The answers are TensorFlow's own, which this process remembers. It must be imported before TensorFlow.

@@ -18,14 +18,14 @@ _traced = structured_function.StructuredFunctionWrapper
 _kept: dict[Any, Any] = {}
 
 
-def _inside(code: CodeType) -> dict[str, CodeType]:
+def inside(code: CodeType) -> dict[str, CodeType]:
     """Return the functions that are defined in a function, at any depth."""
     own = {one.co_name: one for one in code.co_consts if isinstance(one, CodeType)}
-    return own | {name: one for inner in own.values() for name, one in _inside(inner).items()}
+    return own | {name: one for inner in own.values() for name, one in inside(inner).items()}
 
 
 _NAMES = ("permutation", "slice_batch_indices", "grab_batch")
-_found = _inside(ArrayDataAdapter.get_tf_dataset.__code__)
+_found = inside(ArrayDataAdapter.get_tf_dataset.__code__)
 assert set(_NAMES) <= set(_found), "how Keras takes batches of arrays has changed"
 _OF_KERAS = {_found[name] for name in _NAMES}
 

@@ -3,6 +3,9 @@
 // oneDNN's rewriting of graphs asks that for each operation and dtype that a process meets, a hundred times in a short
 // training, and TensorFlow goes through all of its 15,000 kernels each time. This library is loaded before TensorFlow,
 // whose own calls then lead here; tests/integration/without_searches.py has it remember what forks would ask.
+//
+// It also answers which operations XLA has: none. For each function that a process runs, TensorFlow copies and sorts
+// all of their names to check those that TF_XLA_FLAGS lists, of which there are none.
 
 #include <dlfcn.h>
 
@@ -12,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 namespace {
 
@@ -31,7 +35,7 @@ struct Memory {
   std::mutex lock;
   std::unordered_map<std::string, std::string> kernels;
   std::string none;  // the answer for an operation without kernels; empty until all others are remembered
-  std::size_t asked = 0, searched = 0;
+  std::size_t asked = 0, searched = 0, listed = 0;
 };
 
 Memory& Remembered() {
@@ -55,6 +59,17 @@ __attribute__((visibility("default"))) std::string KernelsRegisteredForOp(std::s
   return AskTensorFlow(operation);
 }
 
+struct XlaOpRegistry {
+  __attribute__((visibility("default"))) static std::vector<std::string> GetAllRegisteredOps();
+};
+
+std::vector<std::string> XlaOpRegistry::GetAllRegisteredOps() {
+  Memory& memory = Remembered();
+  const std::lock_guard<std::mutex> held(memory.lock);
+  ++memory.listed;
+  return {};
+}
+
 }  // namespace tensorflow
 
 extern "C" {
@@ -70,4 +85,6 @@ __attribute__((visibility("default"))) void remember_kernels(const char* const* 
 __attribute__((visibility("default"))) std::size_t times_kernels_were_asked_for() { return Remembered().asked; }
 
 __attribute__((visibility("default"))) std::size_t times_kernels_were_searched() { return Remembered().searched; }
+
+__attribute__((visibility("default"))) std::size_t times_operations_were_listed() { return Remembered().listed; }
 }

@@ -34,7 +34,8 @@ def _pieces() -> Iterator[tuple[Any, Any]]:
 
 def _trained(data: dict[str, Any], **compile_options: Any) -> dict[str, Any]:
     with STRATEGY.scope():
-        network = mirrored_cases.model(optimizer=keras.optimizers.Adam(0.1), metrics=["mae"], **compile_options)
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        network = mirrored_cases.model(optimizer=optimizer, metrics=["mae"], **compile_options)
     history = network.fit(**data, epochs=2, shuffle=False, verbose=0, validation_data=(X[:9], Y[:9])).history
     return {
         "weights": np.concatenate([w.ravel() for w in network.get_weights()]).tolist(),
