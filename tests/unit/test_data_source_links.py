@@ -1,4 +1,4 @@
-"""HDF5 files whose datasets are elsewhere: links and virtual datasets."""
+"""HDF5 files whose datasets are elsewhere, or that the installed HDF5 cannot read although they are whole."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from tests.refusals import refused
 from tfdist.data.format.schema import Feature
 from tfdist.data.sources import open_source
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, CorruptDataError, MissingDependencyError
 
 
 def column(source: Any, name: str) -> list[Any]:
@@ -53,3 +53,28 @@ def test_virtual_datasets_of_hdf5_with_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "other.h5").unlink()
     with refused(ConfigError, name="x", received="other.h5"):
         column(source, "x")
+
+
+def test_chunks_that_one_version_of_hdf5_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    images = {"dark": np.arange(100, dtype=np.uint8), "full": np.arange(256, dtype=np.uint8)}
+    with h5py.File(path, "w") as file:
+        for name, image in images.items():
+            file.create_group(name).create_dataset("x", data=image, chunks=image.shape, scaleoffset=0)
+    assert column(open_source(f"{path}:/dark"), "x") == images["dark"].tolist()
+    if (1, 14, 4) <= h5py.version.hdf5_version_tuple < (2, 0, 0):
+        with refused(MissingDependencyError, name="h5py", path=path):
+            column(open_source(f"{path}:/full"), "x")
+    else:
+        assert column(open_source(f"{path}:/full"), "x") == images["full"].tolist()
+
+
+def test_a_damaged_chunk_of_hdf5(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        chunk = file.create_dataset("x", data=np.arange(100), chunks=(100,), fletcher32=True).id.get_chunk_info(0)
+    with path.open("r+b") as file:
+        file.seek(chunk.byte_offset)
+        file.write(b"\xff")
+    with refused(CorruptDataError, path=path):
+        column(open_source(path), "x")

@@ -1,5 +1,6 @@
-"""Files of the code that a page names exist: a reader who follows a name finds the file."""
+"""Files of the code that a page names exist: a reader who follows a name finds the file, and the other way around."""
 
+import os
 import re
 from pathlib import Path
 
@@ -20,3 +21,10 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     named = {name for name in named if not name.startswith("horovod/")}
     missing = [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in FILES)]
     assert not missing
+
+
+def test_findings_are_listed_once_and_can_be_run() -> None:
+    scripts = sorted((ROOT / "findings").glob("*.sh"))
+    listed = re.findall(r": `([\w-]+)` \|", (ROOT / "docs" / "findings.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == [script.stem for script in scripts]
+    assert not [script.name for script in scripts if not os.access(script, os.X_OK)]

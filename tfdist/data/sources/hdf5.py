@@ -20,6 +20,7 @@ _CHUNK_CACHE_BYTES = 64 << 20  # of a dataset, so that a chunk is not decompress
 _ROWS_OF_UNKNOWN = 256
 _MOST_DEPTH = 8  # virtual datasets of virtual datasets
 _ENDLESS = (1 << 64) - 1  # bytes of an external file that may grow
+_REFUSES_FULL_CHUNKS = ((1, 14, 4), (2, 0, 0))  # from this version of HDF5 to before that one
 
 
 def split(path: str) -> tuple[str, str]:
@@ -103,6 +104,7 @@ class Hdf5:
         try:
             return group[name][first:last]
         except OSError as error:  # a damaged chunk, or a file of a virtual dataset that is shorter
+            _check_scale_offset(group[name], f"{self._path}: examples {first} to {last - 1} of {name!r}", error)
             raise CorruptDataError(
                 f"{self._path}: examples {first} to {last - 1} of {name!r} cannot be read: {error}", path=self._path
             ) from error
@@ -209,6 +211,20 @@ def _gap(pattern: str, path: str) -> tuple[str, str] | None:
     if numbers and first > max(numbers):
         return None
     return pattern.replace("%b", str(first)), "which is not there"
+
+
+def _check_scale_offset(item: Any, what: str, error: OSError) -> None:
+    """Report an HDF5 that cannot read what it wrote, as another fault than damaged data."""
+    version = _h5py().version
+    first, fixed = _REFUSES_FULL_CHUNKS
+    if item.scaleoffset is not None and first <= version.hdf5_version_tuple < fixed:
+        raise MissingDependencyError(
+            f"{what} cannot be read: {error}. They have the scale-offset filter, of which HDF5 {version.hdf5_version} "
+            f"(h5py {version.version}) cannot read chunks whose values need all bits of their type. HDF5 2.0 can. Run: "
+            "python -m pip install 'h5py>=3.16'",
+            name="h5py",
+            path=item.file.filename,
+        ) from error
 
 
 def _listed(group: Any) -> str:
