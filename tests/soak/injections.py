@@ -391,7 +391,7 @@ def run(options: argparse.Namespace) -> None:
         pairs: dict[tuple[str, bool], Pair] = {}
         linked: tuple[slow_network.Network, Ports] | None = None
         if any(case.is_linked for case in cases):
-            network = stack.enter_context(_network(slow_network.Link(rate="1gbit", delay_ms=0.001)))
+            network = stack.enter_context(_network(slow_network.EmulatedLink(rate="1gbit", delay_ms=0.001)))
             linked = network, stack.enter_context(contextlib.closing(Ports(network.hub)))
         for strategy, is_linked in dict.fromkeys((case.strategy, case.is_linked) for case in cases):
             pair = Pair(strategy, processors, options.steps, linked if is_linked else None)
@@ -416,7 +416,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _network(link: slow_network.Link) -> Iterator[slow_network.Network]:
+def _network(link: slow_network.EmulatedLink) -> Iterator[slow_network.Network]:
     """Yield a network in which nothing hands on what comes in at the ports: each case does."""
     held = slow_network._late
     slow_network._late = lambda made, of: contextlib.nullcontext()
