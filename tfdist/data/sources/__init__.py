@@ -8,8 +8,9 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
+from tfdist.data.sources.array_source import open_arrays
 from tfdist.data.sources.protocol import Block, Options, Source
-from tfdist.data.sources.stream import is_table
+from tfdist.data.sources.stream import is_table, open_stream
 from tfdist.data.sources.tables.memory_tables import is_of_ray, open_ray, open_table
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -63,12 +64,8 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
 
         return open_dataset(examples, schema)
     if isinstance(examples, (Mapping, np.ndarray, tuple)):
-        from tfdist.data.sources.array_source import open_arrays
-
         return open_arrays(examples, schema)
     if isinstance(examples, Iterable) or callable(examples):
-        from tfdist.data.sources.stream import open_stream
-
         return open_stream(examples, schema)
     raise ConfigTypeError(
         f"examples is {validation.shown(examples)} ({type(examples).__name__}); it must be arrays, an iterable of "
