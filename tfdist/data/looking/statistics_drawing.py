@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.errors import ConfigError
+from tfdist.planner.plot_style import require_matplotlib
 
 if TYPE_CHECKING:
     from tfdist.data.looking.data_statistics import Stats
@@ -22,12 +23,9 @@ _COLOURS = "#4c72b0", "#55a868"
 
 
 def draw(stats: "Stats", path: str | os.PathLike[str]) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"A picture needs Matplotlib ({error}). Install it: pip install matplotlib"
-        ) from error
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     names = [name for name in stats.samples if name != stats.label][:_MOST_FEATURES]
     cells = len(names) + bool(stats.labels)
     columns = max(1, min(_COLUMNS, cells))

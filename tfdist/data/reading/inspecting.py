@@ -12,7 +12,8 @@ from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import FIXED
 from tfdist.data.reading.view import open_directory
-from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.errors import ConfigError
+from tfdist.planner.plot_style import require_matplotlib
 
 _BARS = 12
 _MOST_LABELS = 10_000  # more are no classes
@@ -72,12 +73,9 @@ class Info:
         Raises:
             MissingDependencyError: Matplotlib is missing.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"A picture needs Matplotlib ({error}). Install it: pip install 'tfdist[demo]'"
-            ) from error
+        require_matplotlib()
+        from matplotlib.figure import Figure
+
         shards = [shard["bytes"] / 1e6 for shard in self.shards]
         figure = Figure(figsize=(12, 4), layout="constrained")
         sizes, balance, classes = figure.subplots(1, 3)
