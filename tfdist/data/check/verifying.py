@@ -179,9 +179,9 @@ def examine_all(
     place: Storage,
     found: Manifest,
     *,
-    contents: bool = True,
-    decode: Decoding | None = None,
-    progress: Progress | None = None,
+    contents: bool,
+    decode: Decoding | None,
+    progress: Progress | None,
 ) -> list[Examined]:
     """Examine several shards at once: checksums and requests release the interpreter's lock."""
     firsts = [0]

@@ -54,10 +54,6 @@ class HostNetwork:
         within = self.inside.all_reduce_seconds(size, min(devices, self.per_host))
         return within + self._between(size, self.hosts(devices))
 
-    def send_seconds(self, size: float) -> float:
-        """Return the seconds until this many bytes have arrived from another host."""
-        return self.link.send_seconds(size)
-
     def _between(self, size: float, members: int) -> float:
         ring = self.link.all_reduce_seconds(size, members)
         return min(ring, _tree_seconds(self.link, size, members)) if self.has_trees else ring

@@ -306,10 +306,10 @@ def _local(job: Job) -> StepTime:
 
 def _servers(job: Job) -> StepTime:
     """Predict a step with parameter servers: workers wait for the servers' links and updates, not for each other."""
-    one, size = _one_device(job), job.profile.parameter_bytes
-    talking = 2 * job.network.send_seconds(size)
+    one, size, link = _one_device(job), job.profile.parameter_bytes, job.network.link
+    talking = 2 * link.send_seconds(size)
     own = one.compute + one.fixed + talking
-    served = job.workers * (size / job.servers / job.network.link.bytes_per_second + one.update / job.servers)
+    served = job.workers * (size / job.servers / link.bytes_per_second + one.update / job.servers)
     return dataclasses.replace(one, update=0.0, communication=talking + max(served - own, 0.0))
 
 
