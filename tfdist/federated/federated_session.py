@@ -288,13 +288,10 @@ class FederatedSession:
         self._waiting = dict[str, Update]()
         self._order = list[str]()
         self._trained = list[tuple[int, dict[str, float]]]()
-        self._aggregation: Aggregation = self._around(self._begun())
+        privacy = self.app.privacy
+        begun = self.app.aggregator.start() if privacy is None else ClippedSum(privacy.clip, self.state.weights)
+        self._aggregation: Aggregation = self._around(begun)
         self._clipped = dict[str, int]()
-
-    def _begun(self) -> Aggregation:
-        if self.app.privacy is None:
-            return self.app.aggregator.start()
-        return ClippedSum(self.app.privacy.clip, self.state.weights)
 
     def _end_round(self, ended: messages.EndRound) -> None:
         now = time.monotonic()

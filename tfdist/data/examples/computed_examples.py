@@ -60,7 +60,8 @@ class Computed(Examples):
         ids = np.asarray(numbers, np.int64)
         columns = self.columns(ids, list(self.schema))
         for place in range(len(ids)):
-            yield {name: _value(values[place]) for name, values in columns.items()}
+            row = {name: values[place] for name, values in columns.items()}
+            yield {name: value if isinstance(value, bytes) else np.asarray(value) for name, value in row.items()}
 
     def numbers(self, name: str) -> NDArray[Any]:
         return np.asarray([value for part in self._all(name) for value in part], self.schema[name].dtype)
@@ -185,7 +186,3 @@ class ComputedFetcher:
             if self._is_sound((near + step) % count, names):
                 return (near + step) % count
         raise CorruptDataError(f"no example of {self.examples.url} is sound.", path=self.examples.url)
-
-
-def _value(value: Any) -> Any:
-    return value if isinstance(value, bytes) else np.asarray(value)

@@ -62,7 +62,9 @@ class FederationServer:
             self._ask_all(self._secure.resume(self._turn))
             self._wait_for_masking()
         self._actions.extend(self._session.start())
-        error = self._end(self._drive())
+        error = self._drive()
+        for client in self._here:
+            self._hub.send(client, {"kind": "end", "error": error})
         if error:
             raise DeadlineError(f"the run ended: {error}.")
 
@@ -76,11 +78,6 @@ class FederationServer:
             if self._session.machine.is_over:
                 return ""
             self._wait()
-
-    def _end(self, error: str) -> str:
-        for client in self._here:
-            self._hub.send(client, {"kind": "end", "error": error})
-        return error
 
     def _wait(self) -> None:
         times = [at for at in (self._deadline and self._deadline[1], self._masking_until) if at is not None]
