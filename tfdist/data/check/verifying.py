@@ -179,7 +179,7 @@ def examine_all(
     place: Storage,
     found: Manifest,
     *,
-    contents: bool,
+    contents: bool = True,
     decode: Decoding | None,
     progress: Progress | None,
 ) -> list[Examined]:
