@@ -320,6 +320,18 @@ def layout_of(schema: Schema) -> str:
     return EXTENT if texts and 16 * len(rest) + indexed <= _MOST_INDEXED_BYTES else GENERIC
 
 
+def label_of(schema: Schema, label: str | None) -> str | None:
+    """Return the name of the feature to learn: by default "label", or None if there is no such feature."""
+    if label is None:
+        return "label" if "label" in schema else None
+    if label not in schema:
+        names = ", ".join(map(repr, schema))
+        raise ConfigError(
+            f"label is {label!r}; it must be one of the features, which are {names}.", name="label", received=label
+        )
+    return label
+
+
 def indexed_values(schema: Schema, layout: str) -> list[str]:
     """Return the features whose values the index has: all fixed ones, or the single integers."""
     if layout == FIXED:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from tfdist import validation
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import Schema, label_of
 from tfdist.data.sources.array_source import open_arrays
 from tfdist.data.sources.protocol import Block, Options, Source
 from tfdist.data.sources.stream import is_table, open_stream
@@ -27,11 +27,8 @@ def open_source(
 ) -> Source:
     wanted = schema if schema is None or isinstance(schema, Schema) else Schema(schema)
     source = _open(examples, wanted, split, Options() if options is None else options)
-    if label is not None and validation.text("label", label) not in source.schema:
-        names = ", ".join(map(repr, source.schema))
-        raise ConfigError(
-            f"label is {label!r}; it must be one of the features, which are {names}.", name="label", received=label
-        )
+    if label is not None:
+        label_of(source.schema, validation.text("label", label))
     return source
 
 
