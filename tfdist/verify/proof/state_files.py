@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ONE_DEVICE", "REVERSED", "STRATEGY", "Run", "StateFiles", "Step"]
-
 #: the kinds of runs
 STRATEGY, ONE_DEVICE = "strategy", "one-device"
 #: on one device, with the examples of each batch in the reverse order: what changes then is rounding
