@@ -279,6 +279,10 @@ class Setting:
             found.append((sum(one.output_bytes for one in over), sum(one.gradient_bytes for one in over)))
         return found
 
+    def taking_turns(self, stage: Stage) -> int:
+        """Return the number of devices of a stage among which the micro-batches of a pipeline are divided."""
+        return 1 if self.replicas else stage.devices
+
     def begins(self) -> list[int]:
         """Return the indexes of the layers at which a stage may begin."""
         return [0, *(place for place, one in enumerate(self.profile.layers) if place and one.may_begin_stage)]
@@ -355,7 +359,7 @@ class Setting:
             stage: the stage.
             devices_from_here: the number of devices of this stage and of later ones.
         """
-        share = math.ceil(self.microbatches / (1 if self.replicas else stage.devices))
+        share = math.ceil(self.microbatches / self.taking_turns(stage))
         ahead = math.ceil(devices_from_here / stage.devices)
         if self.schedule == "gpipe":
             return share

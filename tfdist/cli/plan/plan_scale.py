@@ -143,7 +143,7 @@ def command(
                 kept,
                 workers=counts,
                 examples=examples,
-                methods=_methods(asked["methods"]),
+                methods=asked["methods"] or EXACT,
                 script=words,
                 **{name: asked[name] for name in _OF_REQUEST},
             )
@@ -177,10 +177,6 @@ def _examples(given: float | None, asked: dict[str, Any]) -> int | None:
     if not (given >= 1 and given.is_integer()):
         raise click.UsageError(f"--examples is {given:g}; it must be a whole number above 0.")
     return int(given)
-
-
-def _methods(given: tuple[str, ...]) -> tuple[str, ...]:
-    return METHODS if "all" in given else tuple(given) or EXACT
 
 
 def _expect(report: ScalingReport, words: tuple[str, ...]) -> None:

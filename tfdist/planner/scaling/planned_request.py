@@ -131,12 +131,13 @@ def request_of(
     record: Record,
     *,
     workers: Sequence[int],
-    price: float = 0.0,
-    spot: str | None = None,
-    examples: int | None = None,
-    deadline: str | None = None,
-    budget: float | None = None,
-    save: float | None = None,
+    methods: Sequence[str],
+    price: float,
+    spot: str | None,
+    examples: int | None,
+    deadline: str | None,
+    budget: float | None,
+    save: float | None,
     **more: Any,
 ) -> Request:
     """Return the request for rows of these numbers of workers; ``more`` are fields of `Request`."""
@@ -150,6 +151,7 @@ def request_of(
         noise=around.noise,
         codec=around.codec,
         workers=tuple(workers),
+        methods=METHODS if "all" in methods else tuple(methods),
         prices=prices_of(price, spot, budget),
         examples=examples,
         deadline_seconds=None if deadline is None else as_seconds(deadline, name="--deadline"),
@@ -239,7 +241,6 @@ def scale(
     counts = numbers_of(workers) if isinstance(workers, str) else workers
     for one in counts:
         validation.integer("workers", one, minimum=1)
-    chosen = METHODS if "all" in methods else tuple(methods)
     return plan_scaling(
         request_of(
             costs,
@@ -252,7 +253,7 @@ def scale(
             deadline=deadline,
             budget=budget,
             save=save,
-            methods=chosen,
+            methods=methods,
             grows=grow,
             epochs=epochs,
             noise_scale=noise_scale,
