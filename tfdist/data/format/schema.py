@@ -159,7 +159,7 @@ class Feature:
             return cls(
                 validation.text("dtype", value["dtype"]),
                 tuple(value["shape"]),
-                validation.text("encoding", value.get("encoding", "bytes")) if "encoding" in value else "",
+                validation.text("encoding", value["encoding"]) if "encoding" in value else "",
                 value.get("is_image", False),
                 tuple(value.get("names", [])),
                 validation.text("unit", value["unit"]) if "unit" in value else "",

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors import ConfigError
-from tfdist.planner.plot_style import require_matplotlib
+from tfdist.planner.plot_style import require_matplotlib, save
 
 if TYPE_CHECKING:
     from tfdist.data.looking.data_statistics import Stats
@@ -75,9 +74,4 @@ def _save(figure: Any, path: Path, stats: "Stats") -> None:
             f'<!doctype html><meta charset="utf-8"><title>{title}</title>{svg[svg.index("<svg") :]}', encoding="utf-8"
         )
         return
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise ConfigError(
-            f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.", path=path
-        ) from error
+    save(figure.savefig, path)

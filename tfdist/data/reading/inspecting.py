@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import FIXED
 from tfdist.data.reading.view import open_directory
-from tfdist.errors import ConfigError
-from tfdist.planner.plot_style import require_matplotlib
+from tfdist.planner.plot_style import require_matplotlib, save
 
 _BARS = 12
 _MOST_LABELS = 10_000  # more are no classes
@@ -87,12 +85,7 @@ class Info:
             classes.bar(list(self.labels), list(self.labels.values()))
             classes.tick_params(axis="x", rotation=90)
         classes.set(title=f"label {self.label}" if self.labels else "no label that is an integer", ylabel="examples")
-        try:
-            figure.savefig(Path(path))
-        except ValueError as error:
-            raise ConfigError(
-                f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.", path=path
-            ) from error
+        save(figure.savefig, path)
 
 
 def info(
