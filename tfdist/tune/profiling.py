@@ -19,6 +19,7 @@ from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.planner.layer_profile import Profile, beside_each_other, read
 from tfdist.planner.planner_link import Link
+from tfdist.processes.pool.worker_pool import failures
 from tfdist.processes.shared_memory import observe_gpus
 from tfdist.tune.layer_probe import Request
 from tfdist.variables import PREFIX, STRATEGY
@@ -198,9 +199,8 @@ def of_two_processes(target: str, arguments: Mapping[str, Any], *, what: str, hi
     """Return what a function measures on the first of two processes of this host, under `multi-worker`."""
     with WorkerSession("multi-worker", workers=2).pool as pool:
         replies = pool.call(target, arguments, timeout_seconds=_PAIR_SECONDS)
-    failed = next((reply for reply in replies if reply.status != "returned"), None)
-    if failed is not None:
-        raise TfdistError(f"{what} not measured: {failed.message}{hint}")
+    if failed := failures(replies):
+        raise TfdistError(f"{what} not measured: {failed[0].message}{hint}")
     return replies[0].value
 
 
