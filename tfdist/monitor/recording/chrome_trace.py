@@ -9,11 +9,13 @@ Source: Google, "Trace Event Format", 2016: complete events ("ph": "X"), times i
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfdist.monitor.recording.rows import BUCKETS, CHIEF_WORKERS, KINDS, Column
+from tfdist.storage.files import write_whole
 
 _STEPS, _FIRST_REDUCTION = 0, 1
 _HOST = ((Column.CALLBACKS, "callbacks"), (Column.DISPATCH, "dispatch"), (Column.INPUT, "input"))
@@ -106,12 +108,4 @@ def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], made: Mapping[str, Any]) -> None:
-    temporary = f"{os.fspath(path)}.{os.getpid()}"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(made, file)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    write_whole(Path(path), json.dumps(made))
