@@ -25,7 +25,6 @@ from tfdist.cli.plan.plan_options import (
 from tfdist.errors import ConfigError
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.planner.scaling import plan_record
-from tfdist.planner.scaling.job_cost import as_seconds
 from tfdist.planner.scaling.job_steps import EXACT, METHODS
 from tfdist.planner.scaling.planned_request import prices_of, request_of, surroundings
 from tfdist.planner.scaling.scaling_report import (
@@ -38,6 +37,7 @@ from tfdist.planner.scaling.scaling_report import (
     shown_seconds,
     strategy_of,
 )
+from tfdist.validation import as_seconds
 
 _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadline", "budget")
 

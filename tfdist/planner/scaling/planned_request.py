@@ -15,7 +15,7 @@ from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.scaling.device_table import DEVICES, EFFICIENCY, HERE, attained, device_of, link_of
 from tfdist.planner.scaling.host_network import HostNetwork
-from tfdist.planner.scaling.job_cost import Price, as_seconds
+from tfdist.planner.scaling.job_cost import Price
 from tfdist.planner.scaling.job_steps import EXACT, METHODS
 from tfdist.planner.scaling.plan_record import Calibration, Record
 from tfdist.planner.scaling.scaling_report import Request, ScalingReport, numbers_of, plan_scaling
@@ -154,7 +154,7 @@ def request_of(
         methods=METHODS if "all" in methods else tuple(methods),
         prices=prices_of(price, spot, budget),
         examples=examples,
-        deadline_seconds=None if deadline is None else as_seconds(deadline, name="--deadline"),
+        deadline_seconds=None if deadline is None else validation.as_seconds(deadline, name="--deadline"),
         budget=budget,
         save_seconds=save_seconds(save, profile, record.calibration),
         factors=record.factors(),
