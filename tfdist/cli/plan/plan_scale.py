@@ -21,6 +21,7 @@ from tfdist.cli.plan.plan_options import (
     profile_of,
     record,
     require_source,
+    words_of,
 )
 from tfdist.errors import ConfigError
 from tfdist.planner.plot_style import require_matplotlib
@@ -109,6 +110,7 @@ def command(
     SCRIPT runs as it is up to its first call of fit, where the layers of the model are measured; nothing trains.
     """
     require_source(profile, script, is_module=is_module)
+    words = words_of(script, arguments, is_module=is_module)
     counts, examples = numbers_of(asked["workers"]), _examples(asked["examples"], asked)
     _require_limits(asked)
     if plot is not None:
@@ -135,7 +137,6 @@ def command(
             rate=measured_rate(costs, asked["device"], kept.calibration),
             **{name: asked[name] for name in ("device", "precision", "noise")},
         )
-        words = (*(["-m"] if is_module else []), script or "train.py", *arguments)
         report = plan_scaling(
             request_of(
                 costs,
