@@ -279,10 +279,6 @@ class Setting:
             found.append((sum(one.output_bytes for one in over), sum(one.gradient_bytes for one in over)))
         return found
 
-    def taking_turns(self, stage: Stage) -> int:
-        """Return the number of devices of a stage among which the micro-batches of a pipeline are divided."""
-        return 1 if self.replicas else stage.devices
-
     def begins(self) -> list[int]:
         """Return the indexes of the layers at which a stage may begin."""
         return [0, *(place for place, one in enumerate(self.profile.layers) if place and one.may_begin_stage)]
@@ -359,7 +355,7 @@ class Setting:
             stage: the stage.
             devices_from_here: the number of devices of this stage and of later ones.
         """
-        share = math.ceil(self.microbatches / self.taking_turns(stage))
+        share = math.ceil(self.microbatches / taking_turns(self, stage))
         ahead = math.ceil(devices_from_here / stage.devices)
         if self.schedule == "gpipe":
             return share
@@ -390,6 +386,11 @@ class Setting:
         kept = (self._kept[stage.end] - self._kept[stage.begin] + comes_in) * self.microbatch
         versions = 1 if self.flushes else live
         return Memory(weights=weights * versions + states, gradients=weights, optimizer=slots, activations=kept * live)
+
+
+def taking_turns(setting: Setting, stage: Stage) -> int:
+    """Return the number of devices of a stage among which the micro-batches of a pipeline are divided."""
+    return 1 if setting.replicas else stage.devices
 
 
 def _sums(values: Sequence[float]) -> list[float]:

@@ -15,7 +15,7 @@ times the slowest of c_s + u_s, x_s and r_s.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfdist.planner.stage_cost import Memory, Setting, Stage
+from tfdist.planner.stage_cost import Memory, Setting, Stage, taking_turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Prediction:
 
 
 def parts(setting: Setting, stage: Stage) -> Parts:
-    turns = setting.taking_turns(stage)
+    turns = taking_turns(setting, stage)
     compute, first = setting.compute_seconds(stage), setting.first_seconds(stage)
     there, back = setting.sending_seconds(stage.begin)
     reduction, update = setting.reduction_seconds(stage), setting.update_seconds(stage)
@@ -109,7 +109,7 @@ def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
     """
     found = [parts(setting, stage) for stage in stages]
     total = step_seconds(setting, found)
-    turns = [setting.taking_turns(one) for one in stages]
+    turns = [taking_turns(setting, one) for one in stages]
     each = [setting.compute_seconds(one) / count for one, count in zip(stages, turns, strict=True)]
     if setting.flushes:
         added = [setting.adding_seconds(one) / count for one, count in zip(stages, turns, strict=True)]

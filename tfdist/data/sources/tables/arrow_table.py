@@ -197,7 +197,7 @@ def first_rows(rows: Any) -> Any:
 
 
 def batches_of(rows: Any, step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
-    """What `Table` reads of a `pyarrow.Table`, ``step`` rows at a time."""
+    """Return the first row and the batches that `Table` reads of a `pyarrow.Table`, ``step`` rows at a time."""
     length = None if stop is None else max(0, stop - start)
     return start, iter(rows.slice(start, length).to_batches(max_chunksize=step))
 
