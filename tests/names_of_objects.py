@@ -96,7 +96,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each(" ".join(ATTENTION), attention),
         **each("_moments _reduction_axes", layer),
         "_embeddings": embedding,
-        **each("_kernel _seed_generators", lambda: model().layers[0]),
+        **each("_kernel _metrics _seed_generators", lambda: model().layers[0]),
     },
     "keras/loss.py": {
         "_flat_losses": lambda: model()._compile_loss,

@@ -166,6 +166,17 @@ class Deviation(keras.layers.Layer):
         return inputs + ops.mean(ops.std(inputs, axis=0))
 
 
+class Peak(keras.layers.Layer):
+    """Gives a metric of its own the largest number of a batch, which is no sum over examples."""
+
+    def build(self, shape: Any) -> None:
+        self.peak = keras.metrics.Mean(name="peak")
+
+    def call(self, inputs: Any) -> Any:
+        self.peak.update_state(ops.max(inputs))
+        return inputs
+
+
 class Attention(keras.layers.Layer):
     """A layer of the user's that computes each row by itself, with layers of Keras and draws inside."""
 
@@ -240,6 +251,11 @@ def _dice(y: Any, p: Any) -> Any:
     return 1 - 2 * ops.sum(y * p) / (ops.sum(y) + ops.sum(p) + 1e-3)
 
 
+def _centred_error(y: Any, p: Any) -> Any:
+    """Return a value for each example that is compared with the batch."""
+    return ops.mean(ops.abs(p - ops.mean(p, axis=0)), axis=-1)
+
+
 def _masked(y: Any, p: Any) -> Any:
     mask = ops.cast(y > 0.5, "float32")
     return ops.sum(ops.square(y - p) * mask) / (ops.sum(mask) + 0.1)
@@ -296,7 +312,7 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "a similarity over rows": lambda **options: _built(loss=keras.losses.CosineSimilarity(axis=0), **options),
     "a layer of ones own": lambda **options: _built(Attention(), **options),
     "metrics": lambda **options: _built(
-        metrics=[_dice, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")], **options
+        metrics=[_dice, _centred_error, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")], **options
     ),
 }
 #: what cannot be right, and is said by the name that the user gave
@@ -307,6 +323,7 @@ SAID: dict[str, Callable[..., keras.Model]] = {
     "deviation": lambda **options: _built(Deviation(name="deviation"), **options),
     "over_rows": lambda **options: _built(keras.layers.Softmax(axis=0, name="over_rows"), **options),
     "mean": _centred,
+    "peak": lambda **options: _built(Peak(), **options),
 }
 
 

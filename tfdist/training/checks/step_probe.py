@@ -186,7 +186,7 @@ class Probe:
         model = self._model
         if settled == "detect" and keras_model.reduces_by_itself(model, self._user_step):
             return True
-        if any(keras_layers.may_add_losses(layer) for layer in keras_model.layers(model)):
+        if any(keras_layers.may_add_losses(one) or keras_layers.has_metrics(one) for one in keras_model.layers(model)):
             return True
         if any(keras_metrics.is_of_users(metric) for metric in keras_model.metrics(model)):
             return True
