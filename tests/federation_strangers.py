@@ -39,8 +39,8 @@ def raw(target: Target) -> Iterator[ssl.SSLSocket]:
 
 def receive(connection: ssl.SSLSocket, largest: int = 1 << 20) -> dict[str, Any]:
     """The next message."""
-    lengths = read_head(_exactly(connection, HEAD.size), largest=largest)
-    return unpack(_exactly(connection, lengths.header), _exactly(connection, lengths.body))
+    header, body = read_head(_exactly(connection, HEAD.size), largest=largest)
+    return unpack(_exactly(connection, header), _exactly(connection, body))
 
 
 def _exactly(connection: ssl.SSLSocket, count: int) -> bytes:

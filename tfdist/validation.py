@@ -22,7 +22,7 @@ from typing import Any
 
 from tfdist.errors import ConfigError, ConfigTypeError
 
-_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -141,17 +141,18 @@ def as_bytes(text: str) -> int:
     return size
 
 
-def as_seconds(text: str, *, name: str) -> float:
-    """Return the seconds of a duration such as 90, 90s, 30m or 1.5h.
+def as_seconds(text: str, *, name: str, unit: str = "") -> float:
+    """Return the seconds of a duration such as 90s, 30m, 1.5h or 2d; ``unit`` is that of a number without one.
 
     Example:
-        >>> as_seconds("30m", name="--idle"), as_seconds("90", name="--idle")
-        (1800.0, 90.0)
+        >>> as_seconds("1.5h", name="--deadline"), as_seconds("90", name="--idle", unit="s")
+        (5400.0, 90.0)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
-    seconds = float(found[1]) * _TIME_UNITS[found[2]] if found else 0.0
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
+    given = (found[2] or unit) if found else ""
+    seconds = float(found[1]) * _TIME_UNITS[given] if found and given else 0.0
     if not seconds:
-        raise _value_error(name, text, "a time above 0", "Write 90s, 30m or 1.5h.")
+        raise _value_error(name, text, "a time above 0", "Write 90s, 30m, 1.5h or 2d.")
     return seconds
 
 

@@ -19,11 +19,12 @@ from tfdist.errors import ConfigError, DeadlineError, DisagreementError
 from tfdist.federated import App, ClientPrivacy, FedAvg, Participation, Scaffold, WholeRule, simulate
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
+from tfdist.federated.federated_session import FederatedSession, evaluation_of
 from tfdist.federated.rounds import Joined, Trained
 from tfdist.federated.running.client_workers import workers_of
 from tfdist.federated.running.federation_client import FederationClient
 from tfdist.federated.running.federation_run import Common, common
-from tfdist.federated.running.federation_server import FederationServer, session_of
+from tfdist.federated.running.federation_server import FederationServer
 from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
 from tfdist.federated.secure_sums import SecureSums
 from tfdist.federated.session_files import SessionFiles
@@ -110,11 +111,12 @@ class Federate:
         secure = None
         if self.sums is not None and self.same.code is not None:
             secure = SecureRounds(self.sums, self.same.code, self.same.layout, LIST.clients, place)
-        session = session_of(
+        session = FederatedSession(
             self.app,
             self.same.rules,
-            self.trainer,
+            self.trainer.local.weights(),
             clients=4,
+            evaluate=evaluation_of(self.app, self.trainer),
             folder=place,
             resume=resume,
             masked_bytes=self.same.masked_bytes,

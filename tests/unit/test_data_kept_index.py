@@ -25,13 +25,13 @@ def passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_index, "_SMALL", 0)
     found: list[str] = []
-    whole = json_lines._found
+    whole = json_lines._offsets
 
-    def looked(files: Any) -> Any:
-        found.extend(files.names)
-        return whole(files)
+    def looked(files: Any, number: int) -> Any:
+        found.append(files.names[number])
+        return whole(files, number)
 
-    monkeypatch.setattr(json_lines, "_found", looked)
+    monkeypatch.setattr(json_lines, "_offsets", looked)
     return found
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.planner.scaling.job_cost import Price, as_seconds, cost
+from tfdist.planner.scaling.job_cost import Price, cost
 from tfdist.planner.scaling.save_interval import Failures, best_interval, daly, useful_part, young
+from tfdist.validation import as_seconds
 
 FAILURES = 100_000
 

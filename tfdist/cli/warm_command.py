@@ -38,7 +38,7 @@ def command(context: click.Context, /, *, idle: str, status: bool, stop: bool) -
     The process is used only while the interpreter, the packages, the variables that libraries read and the like are
     those with which it was started.
     """
-    seconds = as_seconds(idle, name="--idle")
+    seconds = as_seconds(idle, name="--idle", unit="s")
     if sys.platform != "linux":
         raise ConfigError(f"this system is {sys.platform}; workers can be forked from a process on Linux only.")
     if status and stop:

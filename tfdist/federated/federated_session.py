@@ -15,11 +15,12 @@ import numpy as np
 from tfdist.checkpoint import Checkpoint
 from tfdist.errors import ConfigError
 from tfdist.federated.aggregation import Aggregation, Mean, clipped_by
-from tfdist.federated.algorithms.algorithm import WEIGHTS
+from tfdist.federated.algorithms.algorithm import WEIGHTS, arrays_of_clients
 from tfdist.federated.app import App, training_seed
 from tfdist.federated.client_privacy import ClippedSum, PrivateRounds
 from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike
-from tfdist.federated.clients.local_training import TrainTask
+from tfdist.federated.clients.client_data import local_data
+from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
 from tfdist.federated.clients.update_codec import UpdateCodec
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds import round_messages as messages
@@ -31,6 +32,14 @@ from tfdist.federated.session_files import SessionFiles
 _log = logging.getLogger(__name__)
 Evaluation = Callable[[Arrays], dict[str, float]]
 _CLIPPED = "clipped_values"
+
+
+def evaluation_of(app: App, trainer: LocalTrainer) -> Evaluation | None:
+    """Return a function that evaluates weights on the server's data; None without such data."""
+    if app.test_data is None:
+        return None
+    test = local_data(app.test_data, "test_data")
+    return lambda weights: trainer.evaluate(weights, test, {})[1]
 
 
 class FederatedSession:
@@ -81,7 +90,7 @@ class FederatedSession:
         self.app, self.rules, self.clients = app, rules, clients
         self.machine = RoundMachine(rules)
         self.state = app.algorithm.begin(weights)
-        self.codec = UpdateCodec(app.compression, self._alike())
+        self.codec = UpdateCodec(app.compression, arrays_of_clients(app.algorithm, self.state))
         self.records = list[RoundRecord]()
         self._counted = dict[str, tuple[int, int]]()
         self._evaluate = evaluate
@@ -181,7 +190,7 @@ class FederatedSession:
         metrics = update.metrics if update is not None else counts or {}
         if not self.machine.refusal(event):
             if update is not None:
-                require_alike(update, self._alike())
+                require_alike(update, arrays_of_clients(self.app.algorithm, self.state))
             if self._files is not None:
                 self._files.write(event, arrays, metrics)
         return self._apply(event, update, arrays, metrics)
@@ -189,7 +198,7 @@ class FederatedSession:
     def task(self, action: messages.Train) -> TrainTask:
         """Return the task of a client that is to train."""
         seed = training_seed(self.rules.seed, action.round, action.client)
-        arrays = {**self.state.weights, **(self.state.slots if self.app.algorithm.has_controls else {})}
+        arrays = arrays_of_clients(self.app.algorithm, self.state)
         return TrainTask(action.round, action.attempt, action.client, seed, arrays, self._counted.get(action.client))
 
     def counted(self, client: str) -> tuple[int, int] | None:
@@ -279,13 +288,10 @@ class FederatedSession:
         self._waiting = dict[str, Update]()
         self._order = list[str]()
         self._trained = list[tuple[int, dict[str, float]]]()
-        self._aggregation: Aggregation = self._around(self._begun())
+        privacy = self.app.privacy
+        begun = self.app.aggregator.start() if privacy is None else ClippedSum(privacy.clip, self.state.weights)
+        self._aggregation: Aggregation = self._around(begun)
         self._clipped = dict[str, int]()
-
-    def _begun(self) -> Aggregation:
-        if self.app.privacy is None:
-            return self.app.aggregator.start()
-        return ClippedSum(self.app.privacy.clip, self.state.weights)
 
     def _end_round(self, ended: messages.EndRound) -> None:
         now = time.monotonic()
@@ -309,6 +315,3 @@ class FederatedSession:
             self._files.add_round(record)
             self._save(self._files)
         self._next_noise()
-
-    def _alike(self) -> Arrays:
-        return {**self.state.weights, **(self.state.slots if self.app.algorithm.has_controls else {})}

@@ -15,9 +15,8 @@ from tfdist import validation
 from tfdist.errors import ConfigTypeError, DeadlineError
 from tfdist.federated.app import App
 from tfdist.federated.client_update import Arrays
-from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
-from tfdist.federated.federated_session import FederatedSession
+from tfdist.federated.federated_session import FederatedSession, evaluation_of
 from tfdist.federated.robust.lying_clients import Deceived, Liars, among
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds import round_messages as messages
@@ -101,13 +100,12 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="tfdist-clients-") as temporary:
         states = ClientStates(Path(temporary) if place is None else place / STATES)
         trainer = app.trainer()
-        test = None if app.test_data is None else local_data(app.test_data, "test_data")
         session = FederatedSession(
             app,
             rules,
             trainer.local.weights(),
             clients=len(clients),
-            evaluate=None if test is None else lambda weights: trainer.evaluate(weights, test, {})[1],
+            evaluate=evaluation_of(app, trainer),
             folder=place,
             resume=resume,
             journals=False,  # a round is trained again in less time than its updates take on the disk

@@ -24,6 +24,7 @@ from tfdist.monitor.status import (
     Words,
     warnings_file,
 )
+from tfdist.storage.files import write_whole
 from tfdist.variables import ENVIRONMENT_FILE, PROGRESS_FILE, WORKER_INDEX
 
 HOLD_SECONDS = 600.0  # that a held worker waits for the target; the agent gives one, or takes its request back, before
@@ -170,8 +171,6 @@ def _publish_environment(environ: Mapping[str, str]) -> None:
     path = ENVIRONMENT_FILE.read(environ)
     if not path or os.path.exists(path):
         return
-    temporary = f"{path}.{os.getpid()}"
     with suppress(OSError):  # a restart is slower then
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({name: value for name, value in environ.items() if name.startswith(PUBLISHED)}, file)
-        os.replace(temporary, path)
+        published = {name: value for name, value in environ.items() if name.startswith(PUBLISHED)}
+        write_whole(Path(path), json.dumps(published))

@@ -18,6 +18,7 @@ from typing import Any
 from tfdist.errors import ConfigError
 from tfdist.monitor.observer import End, StepObserver
 from tfdist.monitor.phases import Kind
+from tfdist.storage.files import write_whole
 from tfdist.variables import STOPWATCH, WORKER_INDEX
 
 _BLOCKS = 5
@@ -127,10 +128,8 @@ class Stopwatch(StepObserver):
         found = self.found
         found.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found.device_memory = self._device_memory()
-        temporary = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):  # the process that asked for it has gone
-            temporary.write_text(json.dumps(asdict(found)), encoding="utf-8")
-            temporary.replace(self._path)
+            write_whole(self._path, json.dumps(asdict(found)))
 
 
 def _settle() -> None:

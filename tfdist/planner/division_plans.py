@@ -315,8 +315,7 @@ class _Maker:
             if found:
                 break
         setting, stages = min(found, key=lambda pair: stage_search.cost(pair[0], pair[1], self.objective))
-        axes = {"data": replicas, "pipeline": len(stages), "model": parts}
-        name = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1 or axis == "pipeline")
+        name = " x ".join(f"{axis} {size}" for axis, size in _axes(setting, stages))
         return self._plan(setting, stages, name, _PIPELINE if setting.flushes else None)
 
     def _uneven(self, microbatches: int, uses_all: bool = True, name: str = "pipeline") -> Plan | None:
@@ -332,9 +331,6 @@ class _Maker:
 
     def _plan(self, setting: Setting, stages: tuple[Stage, ...], name: str, strategy: str | None) -> Plan:
         found = step_time.predict(setting, stages)
-        replicas = setting.replicas or 1
-        axes = {"data": replicas, "pipeline": len(stages), "model": setting.parts}
-        mesh = ",".join(f"{axis}={size}" for axis, size in axes.items() if size > 1 or axis == "pipeline")
         layers = self.profile.layers
         laid = [(layers[one.begin : one.end], setting.in_parts(one)) for one in stages] if setting.parts > 1 else []
         kinds = [setting.kinds[one.kind] for one in stages]
@@ -342,7 +338,7 @@ class _Maker:
         return Plan(
             name=name,
             strategy=strategy,
-            mesh=mesh if strategy == _PIPELINE else "",
+            mesh=",".join(f"{axis}={size}" for axis, size in _axes(setting, stages)) if strategy == _PIPELINE else "",
             devices=sum(one.devices for one in stages) * setting.parts,
             schedule=self.schedule if len(stages) > 1 else "",
             microbatches=setting.microbatches,
@@ -358,6 +354,12 @@ class _Maker:
             price=stage_search.cost(setting, stages, "price") * setting.parts,
             fits=all(memory.total <= kind.memory_bytes for memory, kind in limits),
         )
+
+
+def _axes(setting: Setting, stages: Sequence[Stage]) -> list[tuple[str, int]]:
+    """Return the axes of a pipeline's mesh, without those of one device, and their sizes."""
+    sizes = {"data": setting.replicas or 1, "pipeline": len(stages), "model": setting.parts}
+    return [(axis, size) for axis, size in sizes.items() if size > 1 or axis == "pipeline"]
 
 
 def shown_bytes(size: float) -> str:

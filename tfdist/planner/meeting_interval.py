@@ -45,8 +45,8 @@ class Meetings:
         return self.fragments * (self.codec_seconds + waits)
 
 
-def smallest_interval(meetings: Meetings, *, part: float = WAITING_PART) -> int:
-    """Return the fewest steps between two meetings such that these add at most this part to the time of steps.
+def smallest_interval(meetings: Meetings) -> int:
+    """Return the fewest steps between two meetings such that these add at most `WAITING_PART` to the time of steps.
 
     A fragment is applied before the next one is sent, so there are at least ``fragments (delay + 1)`` steps.
 
@@ -58,9 +58,8 @@ def smallest_interval(meetings: Meetings, *, part: float = WAITING_PART) -> int:
         >>> smallest_interval(Meetings(step_seconds=0.1, travel_seconds=travel, delay=8))
         9
     """
-    validation.number("part", part, above=0)
     fewest = meetings.fragments * (meetings.delay + 1)
-    exact = meetings.period_seconds / (part * meetings.step_seconds)
+    exact = meetings.period_seconds / (WAITING_PART * meetings.step_seconds)
     return max(fewest, math.ceil(exact - 1e-9))
 
 

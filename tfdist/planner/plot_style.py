@@ -1,9 +1,11 @@
 """The common style of measurement plots."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from tfdist.errors import MissingDependencyError
+from tfdist.errors import ConfigError, MissingDependencyError
 
 
 def require_matplotlib() -> None:
@@ -29,6 +31,16 @@ def figure_of(width: float, height: float, *, dpi: int = 200) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     return Figure(figsize=(width, height), dpi=dpi, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+
+
+def save(write: Callable[[Path], Any], path: str | os.PathLike[str]) -> None:
+    """Save a picture by its own method, such as `Figure.savefig`; the name of the file says the format."""
+    try:
+        write(Path(path))
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.", path=path
+        ) from error
 
 
 def caption(machine: Mapping[str, str]) -> str:

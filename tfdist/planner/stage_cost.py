@@ -355,7 +355,7 @@ class Setting:
             stage: the stage.
             devices_from_here: the number of devices of this stage and of later ones.
         """
-        share = math.ceil(self.microbatches / (1 if self.replicas else stage.devices))
+        share = math.ceil(self.microbatches / taking_turns(self, stage))
         ahead = math.ceil(devices_from_here / stage.devices)
         if self.schedule == "gpipe":
             return share
@@ -386,6 +386,11 @@ class Setting:
         kept = (self._kept[stage.end] - self._kept[stage.begin] + comes_in) * self.microbatch
         versions = 1 if self.flushes else live
         return Memory(weights=weights * versions + states, gradients=weights, optimizer=slots, activations=kept * live)
+
+
+def taking_turns(setting: Setting, stage: Stage) -> int:
+    """Return the number of devices of a stage among which the micro-batches of a pipeline are divided."""
+    return 1 if setting.replicas else stage.devices
 
 
 def _sums(values: Sequence[float]) -> list[float]:

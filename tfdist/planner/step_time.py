@@ -15,7 +15,7 @@ times the slowest of c_s + u_s, x_s and r_s.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfdist.planner.stage_cost import Memory, Setting, Stage
+from tfdist.planner.stage_cost import Memory, Setting, Stage, taking_turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Prediction:
 
 
 def parts(setting: Setting, stage: Stage) -> Parts:
-    turns = 1 if setting.replicas else stage.devices
+    turns = taking_turns(setting, stage)
     compute, first = setting.compute_seconds(stage), setting.first_seconds(stage)
     there, back = setting.sending_seconds(stage.begin)
     reduction, update = setting.reduction_seconds(stage), setting.update_seconds(stage)
@@ -109,20 +109,21 @@ def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
     """
     found = [parts(setting, stage) for stage in stages]
     total = step_seconds(setting, found)
-    each = [setting.compute_seconds(one) / (1 if setting.replicas else one.devices) for one in stages]
+    turns = [taking_turns(setting, one) for one in stages]
+    each = [setting.compute_seconds(one) / count for one, count in zip(stages, turns, strict=True)]
     if setting.flushes:
-        added = [setting.adding_seconds(one) / (1 if setting.replicas else one.devices) for one in stages]
+        added = [setting.adding_seconds(one) / count for one, count in zip(stages, turns, strict=True)]
         longest = max(range(len(stages)), key=lambda place: each[place] + added[place])
         first = [setting.first_seconds(one) for one in stages]
-        own = first[longest] / (1 if setting.replicas else stages[longest].devices)
+        own = first[longest] / turns[longest]
         compute = own + (setting.microbatches - 1) * (each[longest] + added[longest])
         bubble = max(sum(first) - own, 0.0)
         last = stages[max(range(len(stages)), key=lambda place: found[place].end)]
         reduction, update = setting.reduction_seconds(last), setting.update_seconds(last)
     else:
         slow = max(range(len(stages)), key=lambda place: found[place].pace)
-        turns = setting.microbatches / (1 if setting.replicas else stages[slow].devices)
-        compute, update, bubble = setting.microbatches * each[slow], turns * setting.update_seconds(stages[slow]), 0.0
+        updates = setting.microbatches / turns[slow]
+        compute, update, bubble = setting.microbatches * each[slow], updates * setting.update_seconds(stages[slow]), 0.0
         reduces = found[slow].pace == setting.reduction_seconds(stages[slow])
         reduction = max(total - compute - update, 0.0) if reduces else 0.0
     fixed = setting.fixed_seconds(len(stages))

@@ -83,6 +83,17 @@ def temporary_name(name: str) -> str:
     return f".{name}.{secrets.token_hex(8)}.tmp"
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a local file whole or not at all, by another name first; readers see the old file or the new one."""
+    temporary = path.with_name(temporary_name(path.name))
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def is_temporary(name: str) -> bool:
     """Return whether a name has the form that `temporary_name` makes."""
     return bool(_TEMPORARY.fullmatch(name))

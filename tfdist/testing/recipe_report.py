@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import cluster as clusters
-from tfdist.errors import MissingDependencyError
+from tfdist.planner.plot_style import figure_of
 
 _TRAINING, _VALIDATION = "#1f5f9e", "#d1602b"
 
@@ -118,15 +118,9 @@ def draw_loss(summary: Summary, history: Mapping[str, Sequence[float]], path: Pa
 
     An epoch's training loss, a mean over its steps, is drawn at its middle; its validation loss at its end.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
-    except ImportError as error:
-        raise MissingDependencyError(
-            "matplotlib is not installed; it draws the loss curves. Install it: python -m pip install 'tfdist[demo]'"
-        ) from error
-    figure = Figure(figsize=(8, 5), dpi=200, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    figure = figure_of(8, 5)
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     axes = figure.add_subplot()
     for values, shift, colour, label in (
         (history["loss"], -0.5, _TRAINING, "training"),

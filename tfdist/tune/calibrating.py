@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.planner import machine
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.scaling.plan_record import Calibration
+from tfdist.tune.profiling import of_two_processes
 
-_SECONDS = 120.0
 _LINK_BYTES = 16 << 20
 _LINK_SECONDS = 2.0
 _BUCKETS = 4
@@ -41,12 +40,8 @@ def calibration(say: Callable[[str], None]) -> Calibration:
     say("matrices, memory and disk")
     alone = _of_machine(is_local=True)
     say("two processes")
-    with WorkerSession("multi-worker", workers=2).pool as pool:
-        replies = pool.call("tfdist.tune.calibrating:costs_of_worker", {}, timeout_seconds=_SECONDS)
-    failed = next((reply for reply in replies if reply.status != "returned"), None)
-    if failed is not None:
-        raise TfdistError(f"the costs of two processes were not measured: {failed.message}")
-    return _with_costs(alone, replies[0].value, is_local=True)
+    costs = of_two_processes("tfdist.tune.calibrating:costs_of_worker", {}, what="the costs of two processes were")
+    return _with_costs(alone, costs, is_local=True)
 
 
 def _of_machine(*, is_local: bool) -> dict[str, Any]:

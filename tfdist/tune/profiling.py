@@ -19,12 +19,13 @@ from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.planner.layer_profile import Profile, beside_each_other, read
 from tfdist.planner.planner_link import Link
+from tfdist.processes.pool.worker_pool import failures
 from tfdist.processes.shared_memory import observe_gpus
 from tfdist.tune.layer_probe import Request
 from tfdist.variables import PREFIX, STRATEGY
 
 _FOREIGN = ("TF_CONFIG", PREFIX)  # the script is to find a process alone
-_LINK_SECONDS = 120.0
+_PAIR_SECONDS = 120.0
 _LINK_BYTES = 16 << 20  # too many for caches, which would show a higher rate
 _LINK_REPEATED_SECONDS = 2.0  # other programs' share of the memory's rate changes within a quarter of a second
 _POLL_SECONDS = 0.05
@@ -194,15 +195,24 @@ def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> It
             process.wait()
 
 
+def of_two_processes(target: str, arguments: Mapping[str, Any], *, what: str, hint: str = "") -> Any:
+    """Return what a function measures on the first of two processes of this host, under `multi-worker`."""
+    with WorkerSession("multi-worker", workers=2).pool as pool:
+        replies = pool.call(target, arguments, timeout_seconds=_PAIR_SECONDS)
+    if failed := failures(replies):
+        raise TfdistError(f"{what} not measured: {failed[0].message}{hint}")
+    return replies[0].value
+
+
 def measured_link() -> Link:
     """Measure the link between two processes of this host with the collectives of `multi-worker`."""
-    with WorkerSession("multi-worker", workers=2).pool as pool:
-        call = {"many_bytes": _LINK_BYTES, "seconds": _LINK_REPEATED_SECONDS}
-        replies = pool.call("tfdist.tune.profiling:link_of_worker", call, timeout_seconds=_LINK_SECONDS)
-    failed = next((reply for reply in replies if reply.status != "returned"), None)
-    if failed is not None:
-        raise TfdistError(f"the link between two processes was not measured: {failed.message}. Pass --link 10gbit.")
-    return Link(**replies[0].value, is_local=True)
+    found = of_two_processes(
+        "tfdist.tune.profiling:link_of_worker",
+        {"many_bytes": _LINK_BYTES, "seconds": _LINK_REPEATED_SECONDS},
+        what="the link between two processes was",
+        hint=". Pass --link 10gbit.",
+    )
+    return Link(**found, is_local=True)
 
 
 def link_of_worker(many_bytes: int, seconds: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ from tfdist.errors import TfdistError
 from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.planner.schedules import Schedule, Timeline, Work
 from tfdist.planner.schedules.schedule_timeline import Slot
-from tfdist.processes.pool.worker_pool import WorkerPool
+from tfdist.processes.pool.worker_pool import WorkerPool, failures
 
 #: a process loads TensorFlow and traces a step; the steps come on top
 _START_SECONDS = 300.0
@@ -32,10 +32,9 @@ def measured(
     slept = 2 * forward_seconds * (1 + backward) * schedule.chunks * (schedule.microbatches + schedule.stages)
     deadline, unit = _START_SECONDS + 3 * slept, forward_seconds
     replies = pool.call("tfdist.tune.sleeping_layers:step", arguments, timeout_seconds=deadline)
-    failed = sorted((one for one in replies if one.status != "returned"), key=lambda one: one.seconds)
-    if failed:
-        told = next((one for one in failed if one.status == "raised"), failed[0])
-        raise TfdistError(f"the step was not run: stage {told.worker} {told.status}: {told.message}")
+    if failed := failures(replies):
+        first = failed[0]
+        raise TfdistError(f"the step was not run: stage {first.worker} {first.status}: {first.message}")
     notes = [(reply.worker, *note) for reply in replies for note in reply.value]
     start = min(begin for *_, begin, _ in notes)
     slots = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.processes.pool.worker_pool import Reply
+from tfdist.processes.pool.worker_pool import Reply, failures
 from tfdist.verify.feature import Feature
 from tfdist.verify.matrix_report import Status
 
@@ -29,7 +29,7 @@ class Verdict:
 
 def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
     """Return the verdict on a call in which a worker failed, by the first failure; None if all returned."""
-    failed = sorted((reply for reply in replies if reply.status != "returned"), key=_by_time)
+    failed = failures(replies)
     if not failed:
         return None
     first = failed[0]
@@ -64,11 +64,6 @@ def equality(entry: Feature, outcomes: Sequence[Mapping[str, Any]], reference: M
 
 def without_reference(verdict: Verdict) -> Verdict:
     return Verdict(status="error", error=f"{verdict.error or verdict.status} on one device", detail=verdict.detail)
-
-
-def _by_time(reply: Reply) -> tuple[bool, float]:
-    # A silent worker is a consequence when another one failed, whatever the clock says.
-    return reply.status == "silent", reply.seconds
 
 
 def _frames(text: str) -> str:

@@ -1,7 +1,7 @@
 """Commands of benchmarks, with options from the fields of a `Suite` and its report as tables, JSON and a picture."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,17 +38,15 @@ def suite_command(
     examples: Mapping[str, str],
     page: str,
     has_picture: bool = False,
-    build: Callable[..., Suite] | None = None,
-    options: Sequence[Callable[[_Function], _Function]] = (),
 ) -> click.Command:
     """Return the command of a suite; the docstring of the suite is the help of the command."""
 
     def command(json_path: str | None, plot: Path | None = None, **values: Any) -> None:
         if plot is not None:
             require_matplotlib()
-        leave(measured((build or suite)(**values)), json_path, plot)
+        leave(measured(suite(**values)), json_path, plot)
 
-    decorators: list[Callable[[Any], Any]] = [*options, field_options(suite), json_option]
+    decorators: list[Callable[[Any], Any]] = [field_options(suite), json_option]
     for decorator in reversed([*decorators, plot_option] if has_picture else decorators):
         command = decorator(command)
     made = click.command(name, cls=Command, examples=examples, page=page, help=inspect.getdoc(suite))

@@ -224,10 +224,9 @@ def _batch_script(
             "--sbatch alone, or --strategy parameter-server."
         )
     require_script(config)
-    given = arguments_of(context)
-    first = len(given) - len(config.arguments) - 1  # the index of the script, which its arguments follow
+    options, script = words_of(context, config)
     return slurm.script(
-        [*without_options(given[:first], slurm.OF_THE_SUBMISSION), *given[first:]],
+        [*without_options(options, slurm.OF_THE_SUBMISSION), *script],
         name=Path(config.target).stem,
         processes=most_processes(config),
         folder=os.getcwd(),
@@ -238,6 +237,13 @@ def _batch_script(
         for_servers=for_servers,
         searched=searched,
     )
+
+
+def words_of(context: click.Context, config: LaunchConfig) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the options of the command, and the script with its arguments."""
+    given = arguments_of(context)
+    first = len(given) - len(config.arguments) - 1
+    return given[:first], given[first:]
 
 
 def say(text: str) -> None:

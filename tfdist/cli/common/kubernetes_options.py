@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from tfdist.cli.common.command import arguments_of, without_options
-from tfdist.cli.common.host_options import HostOptions, most_processes, say
+from tfdist.cli.common.command import without_options
+from tfdist.cli.common.host_options import HostOptions, most_processes, say, words_of
 from tfdist.cluster import job_key
 from tfdist.errors import ConfigError
 from tfdist.jobs import LaunchConfig, require_script
@@ -52,17 +52,16 @@ def request_of(context: click.Context, config: LaunchConfig, asked: HostOptions)
     name = asked.name or job_name(Path(config.target).stem)
     hosts = tuple(Host(name=f"{name}-{index}", address=f"{name}-{index}") for index in range(processes))
     replace(config, remote=Remote(hosts=hosts, launcher="kubernetes"))  # refuses options that other hosts lack
-    given = arguments_of(context)
-    first = len(given) - len(config.arguments) - 1  # the index of the script, which its arguments follow
+    options, (_, *arguments) = words_of(context, config)
     written, outputs = _outputs(config, passed)
-    kept = without_options(given[:first], (*_WITH_VALUES, *_WRITES))
+    kept = without_options(options, (*_WITH_VALUES, *_WRITES))
     # `kept` comes last, because it may end with -m
     words = (asked.remote_python or "python", "-m", "tfdist", "run", *written, *kept, target)
     return Request(
         name=name,
         image=asked.image,
         pods=processes,
-        arguments=(*words, *given[first + 1 :]),
+        arguments=(*words, *arguments),
         kind=asked.kind or "job",
         namespace=asked.namespace or "default",
         secret=tuple(sorted(_variables(passed))),

@@ -118,9 +118,7 @@ def command(
 
 
 def _with_clients(app: "App", count: int) -> "App":
-    if app.clients is None and callable(app.client_data):
-        return dataclasses.replace(app, clients=count)
-    if isinstance(app.clients, int):
+    if isinstance(app.clients, int) or (app.clients is None and callable(app.client_data)):
         return dataclasses.replace(app, clients=count)
     names = app.names()
     if count > len(names):

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from rich.table import Table
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
 from tfdist.cli.common.progress import screen, unwinding
-from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.cli.plan.plan_options import require_source, words_of
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
 from tfdist.planner.layer_profile import Profile, read
@@ -116,7 +117,8 @@ def command(
     count = sum(one.count for one in found)
     _require_at_once(at_once, count, profile)
     given = None if link is None else Link.parse(link, delay_ms=delay_ms)
-    words = _words(script, arguments, is_module, profile)
+    require_source(profile, script, is_module=is_module)
+    words = words_of(script, arguments, is_module=is_module)
     quiet = json_path == "-"
     with unwinding(), Console(stderr=True).status("starting") as status:
         if profile is not None:
@@ -177,17 +179,7 @@ def _processes(number: int) -> str:
     return "one process alone" if number == 1 else f"{number} processes at once"
 
 
-def _words(script: str | None, arguments: tuple[str, ...], is_module: bool, profile: str | None) -> list[str]:
-    if script is None:
-        if profile is None:
-            raise click.UsageError("Give the SCRIPT whose model is measured, or --profile FILE.")
-        return ["train.py"]
-    if profile is None:
-        require_script(LaunchConfig(target=script, is_module=is_module))
-    return [*(["-m"] if is_module else []), script, *arguments]
-
-
-def _print(report: Report, script: list[str]) -> None:
+def _print(report: Report, script: Sequence[str]) -> None:
     console = screen(200, highlight=False)
     profile: Profile = report.profile
     console.print(

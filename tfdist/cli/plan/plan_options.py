@@ -90,6 +90,11 @@ def require_source(profile: str | None, script: str | None, *, is_module: bool) 
     require_script(LaunchConfig(target=script, is_module=is_module))
 
 
+def words_of(script: str | None, arguments: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
+    """Return the script and its arguments for the commands that are shown."""
+    return ("train.py",) if script is None else (*(["-m"] if is_module else []), script, *arguments)
+
+
 def profile_of(
     profile: str | None,
     script: str | None,

@@ -21,11 +21,11 @@ from tfdist.cli.plan.plan_options import (
     profile_of,
     record,
     require_source,
+    words_of,
 )
 from tfdist.errors import ConfigError
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.planner.scaling import plan_record
-from tfdist.planner.scaling.job_cost import as_seconds
 from tfdist.planner.scaling.job_steps import EXACT, METHODS
 from tfdist.planner.scaling.planned_request import prices_of, request_of, surroundings
 from tfdist.planner.scaling.scaling_report import (
@@ -38,6 +38,7 @@ from tfdist.planner.scaling.scaling_report import (
     shown_seconds,
     strategy_of,
 )
+from tfdist.validation import as_seconds
 
 _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadline", "budget")
 
@@ -109,6 +110,7 @@ def command(
     SCRIPT runs as it is up to its first call of fit, where the layers of the model are measured; nothing trains.
     """
     require_source(profile, script, is_module=is_module)
+    words = words_of(script, arguments, is_module=is_module)
     counts, examples = numbers_of(asked["workers"]), _examples(asked["examples"], asked)
     _require_limits(asked)
     if plot is not None:
@@ -135,7 +137,6 @@ def command(
             rate=measured_rate(costs, asked["device"], kept.calibration),
             **{name: asked[name] for name in ("device", "precision", "noise")},
         )
-        words = (*(["-m"] if is_module else []), script or "train.py", *arguments)
         report = plan_scaling(
             request_of(
                 costs,
@@ -143,7 +144,7 @@ def command(
                 kept,
                 workers=counts,
                 examples=examples,
-                methods=_methods(asked["methods"]),
+                methods=asked["methods"] or EXACT,
                 script=words,
                 **{name: asked[name] for name in _OF_REQUEST},
             )
@@ -177,10 +178,6 @@ def _examples(given: float | None, asked: dict[str, Any]) -> int | None:
     if not (given >= 1 and given.is_integer()):
         raise click.UsageError(f"--examples is {given:g}; it must be a whole number above 0.")
     return int(given)
-
-
-def _methods(given: tuple[str, ...]) -> tuple[str, ...]:
-    return METHODS if "all" in given else tuple(given) or EXACT
 
 
 def _expect(report: ScalingReport, words: tuple[str, ...]) -> None:

@@ -21,12 +21,12 @@ from tfdist.cli.plan.plan_options import (
     record,
     require_source,
 )
-from tfdist.planner.scaling.job_cost import as_seconds
 from tfdist.planner.scaling.job_simulator import Scenario, Simulated, simulate
 from tfdist.planner.scaling.job_steps import METHODS, Job, predict
 from tfdist.planner.scaling.planned_request import on_device, save_seconds, surroundings
 from tfdist.planner.scaling.save_interval import Failures, best_interval
 from tfdist.planner.scaling.scaling_report import shown_seconds
+from tfdist.validation import as_seconds
 
 
 @click.command(

@@ -33,7 +33,7 @@ from tfdist.data.format.revisions import (
     shard_name,
     superseded,
 )
-from tfdist.data.format.schema import Schema, layouts
+from tfdist.data.format.schema import Schema, label_of, layouts
 from tfdist.data.sources.source_files import is_url
 from tfdist.data.sources.tfrecords.inference import looked_at
 from tfdist.data.writing import journal
@@ -77,7 +77,7 @@ def inferred(place: Storage, shards: list[str], schema: Schema | None) -> Inferr
             return Inferred(
                 schema=chosen,
                 layout=layout,
-                label=label if isinstance(label, str) and label in chosen else "label" if "label" in chosen else None,
+                label=label_of(chosen, label if isinstance(label, str) and label in chosen else None),
                 revision=revision,
                 faults=faults,
                 said=(said, f"layout: {layout}"),

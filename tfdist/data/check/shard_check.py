@@ -62,9 +62,9 @@ def examine(
     number: int,
     *,
     first: int,
-    contents: bool = True,
-    decode: Callable[[Sequence[bytes]], list[str]] | None = None,
-    seen: Callable[[int], None] | None = None,
+    contents: bool,
+    decode: Callable[[Sequence[bytes]], list[str]] | None,
+    seen: Callable[[int], None],
 ) -> Examined:
     look = Contents(manifest.schema, manifest.layout, decode=decode) if contents or decode else None
     return _Examination(place, manifest, number, first).run(look, seen=seen)
@@ -83,7 +83,7 @@ class _Examination:
         self._index: Index | None = None
         self._starts: NDArray[np.int64] | None = None  # where the records must be
 
-    def run(self, look: Contents | None, *, seen: Callable[[int], None] | None) -> Examined:
+    def run(self, look: Contents | None, *, seen: Callable[[int], None]) -> Examined:
         shard = self._shard
         is_indexed = self._load_index()
         try:

@@ -180,8 +180,8 @@ def examine_all(
     found: Manifest,
     *,
     contents: bool = True,
-    decode: Decoding | None = None,
-    progress: Progress | None = None,
+    decode: Decoding | None,
+    progress: Progress | None,
 ) -> list[Examined]:
     """Examine several shards at once: checksums and requests release the interpreter's lock."""
     firsts = [0]

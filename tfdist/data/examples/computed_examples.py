@@ -60,7 +60,8 @@ class Computed(Examples):
         ids = np.asarray(numbers, np.int64)
         columns = self.columns(ids, list(self.schema))
         for place in range(len(ids)):
-            yield {name: _value(values[place]) for name, values in columns.items()}
+            row = {name: values[place] for name, values in columns.items()}
+            yield {name: value if isinstance(value, bytes) else np.asarray(value) for name, value in row.items()}
 
     def numbers(self, name: str) -> NDArray[Any]:
         return np.asarray([value for part in self._all(name) for value in part], self.schema[name].dtype)
@@ -100,10 +101,9 @@ class ComputedFetcher:
     """A fetcher for `Pipeline`: a list of any length becomes bytes, a list of texts a whole tf.train.Example."""
 
     def __init__(self, examples: Computed, *, skip: bool) -> None:
-        self.examples: Examples = examples
+        self.examples = examples
         self.failures = Failures()
         self.skip = skip
-        self._computed = examples
         schema = examples.schema
         is_parsed = any(feature.dtype == TEXT and feature.shape != () for feature in schema.values())
         is_parsed = is_parsed or examples.encoded is not None
@@ -139,13 +139,13 @@ class ComputedFetcher:
 
     def stored(self) -> dict[str, int | None]:
         """Return `Computed.stored`, without features of zero bytes."""
-        return {name: width for name, width in self._computed.stored().items() if width != 0}
+        return {name: width for name, width in self.examples.stored().items() if width != 0}
 
     def places(self, ids: _Ids) -> tuple[NDArray[np.int32], Columns, NDArray[np.float32]]:
         """Return the file of each example, `Computed.places`, and the weight of each example."""
 
         def placed(ids: _Ids, names: list[str]) -> Columns:
-            return {_FILE: self._computed.locate(ids)[0], **self._computed.places(ids)}
+            return {_FILE: self.examples.locate(ids)[0], **self.examples.places(ids)}
 
         found, weight = self._sound(ids, placed)
         return found.pop(_FILE), found, weight
@@ -167,8 +167,8 @@ class ComputedFetcher:
             return read(np.where(weight > 0, ids, stand_in), names), weight
 
     def _read(self, ids: _Ids, names: list[str]) -> Columns:
-        encoded = self._computed.encoded
-        return self._computed.columns(ids, names) if encoded is None else {PAYLOAD: encoded(ids)}
+        encoded = self.examples.encoded
+        return self.examples.columns(ids, names) if encoded is None else {PAYLOAD: encoded(ids)}
 
     def _is_sound(self, number: int, names: list[str]) -> bool:
         try:
@@ -181,12 +181,8 @@ class ComputedFetcher:
         return True
 
     def _any_sound(self, near: int, names: list[str]) -> int:
-        count = len(self._computed)
+        count = len(self.examples)
         for step in range(1, count):
             if self._is_sound((near + step) % count, names):
                 return (near + step) % count
-        raise CorruptDataError(f"no example of {self._computed.url} is sound.", path=self._computed.url)
-
-
-def _value(value: Any) -> Any:
-    return value if isinstance(value, bytes) else np.asarray(value)
+        raise CorruptDataError(f"no example of {self.examples.url} is sound.", path=self.examples.url)

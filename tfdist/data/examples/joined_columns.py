@@ -17,9 +17,12 @@ _Columns = tuple[dict[str, NDArray[Any]], NDArray[np.float32]]
 class ColumnFetcher(Protocol):
     """Columns of examples by their numbers, of those that `Pipeline` reads."""
 
-    examples: Examples
     failures: Failures
     skip: bool
+
+    @property
+    def examples(self) -> Examples:
+        """The examples that it reads."""
 
     @property
     def names(self) -> list[str]:
@@ -36,10 +39,9 @@ class JoinedFetcher:
     """Asks the fetcher of each directory."""
 
     def __init__(self, examples: Joined, parts: list[ColumnFetcher], *, skip: bool) -> None:
-        self.examples: Examples = examples
+        self.examples = examples
         self.failures = Failures()
         self.skip = skip
-        self._joined = examples
         self._parts = parts
         same = all(part.schema == examples.schema for part in examples.parts)
         is_parsed = any(PAYLOAD in part.names for part in parts) or not same
@@ -51,8 +53,8 @@ class JoinedFetcher:
             return {PAYLOAD: payloads}, weight
         weight = np.ones(len(ids), np.float32)
         columns: dict[str, NDArray[Any]] = {}
-        for place, here in self._joined.by_part(ids):
-            found, weight[here] = self._parts[place](ids[here] - self._joined.firsts[place])
+        for place, here in self.examples.by_part(ids):
+            found, weight[here] = self._parts[place](ids[here] - self.examples.firsts[place])
             for name, values in found.items():
                 if name not in columns:
                     make = np.empty if values.dtype == object else aligned
@@ -62,6 +64,6 @@ class JoinedFetcher:
 
     def payloads(self, ids: _Ids) -> tuple[NDArray[Any], NDArray[np.float32]]:
         found, weight = np.empty(len(ids), object), np.ones(len(ids), np.float32)
-        for place, here in self._joined.by_part(ids):
-            found[here], weight[here] = self._parts[place].payloads(ids[here] - self._joined.firsts[place])
+        for place, here in self.examples.by_part(ids):
+            found[here], weight[here] = self._parts[place].payloads(ids[here] - self.examples.firsts[place])
         return found, weight

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
-from tfdist.data.sources.protocol import NONE
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources.protocol import Options
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.data.sources.tables.arrow_ipc import saved_files, table_of
 from tfdist.errors import ConfigError
@@ -32,10 +33,13 @@ class ArrowFiles(Foreign):
         ends = [np.cumsum([batch.num_rows for batch in table.to_batches()], dtype=np.int64) for table in tables]
         shards = [files.shard(place, table.num_rows, ends[place]) for place, table in enumerate(tables)]
         self._table = arrow_types.without_views(arrow_types.arrow().concat_tables(tables))
-        where, empty = files.storage.url, not self._table.num_rows
-        first = None if empty else lambda: arrow_table.first_rows(self._table)
-        self._columns_of = arrow_table.columns_of(self._table.schema, None, where, NONE, first)
-        super().__init__(files, self._columns_of.schema, shards)
+        super().__init__(files, shards)
+
+    def _schema(self) -> Schema:
+        self._columns_of = arrow_table.columns_of(
+            self._table.schema, None, self.files.storage.url, Options(), lambda: arrow_table.first_rows(self._table)
+        )
+        return self._columns_of.schema
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         wanted = list(names)

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,11 @@ class Places:
         """Return the offsets of one file."""
         return self._offsets[self.begins[number] + number : self.begins[number + 1] + number + 1]
 
+    def shards(self, files: Files) -> list[Shard]:
+        """Return the description of each file."""
+        counts = np.diff(self.begins).tolist()
+        return [files.shard(number, count, self.of_file(number)) for number, count in enumerate(counts)]
+
 
 def cut_texts(texts: NDArray[np.uint8], places: Places, ids: _Ids) -> list[bytes]:
     """Texts that are kept one after the other."""
@@ -95,13 +101,25 @@ def narrow(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class Foreign(Computed):
-    """Examples in such files."""
+    """Examples in such files; `label` is the feature that is their label, where the schema has it."""
 
-    def __init__(self, files: Files, schema: Schema, shards: Sequence[Shard], label: str | None = None) -> None:
-        self.files = files
+    def __init__(self, files: Files, shards: Sequence[Shard], label: str | None = None) -> None:
         if not sum(shard.examples for shard in shards):
             raise ConfigError(f"{files.storage.url} has no example ({files.kind}).", path=files.storage.url)
-        super().__init__(schema, shards, storage=files.storage, binding=files.binding, label=label)
+        self.files = files
+        self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
+        schema = self._schema()
+        super().__init__(
+            schema,
+            shards,
+            storage=files.storage,
+            binding=files.binding,
+            label=label if label in schema else None,
+        )
+
+    @abstractmethod
+    def _schema(self) -> Schema:
+        """Return the features, which may follow from the bytes of some examples."""
 
     def bytes_at(self, ids: _Ids, begins: _Ids, sizes: _Ids) -> list[bytes]:
         """Bytes of the file of each example."""
@@ -145,14 +163,11 @@ class FileBinding(Binding):
         try:
             yield
         except (CorruptDataError, OSError, ValueError, IndexError):
-            self._require(range(len(self._paths)))
+            self.require(range(len(self._paths)))
             raise
 
-    def require(self, shards: Iterable[int]) -> None:
-        self._require(shards)
-
     def states(self) -> NDArray[np.int64]:
-        self._require(range(len(self._paths)))
+        self.require(range(len(self._paths)))
         found = [number & (1 << 64) - 1 for state in self._states for number in state]
         return np.array(found, np.uint64).view(np.int64)
 
@@ -161,10 +176,10 @@ class FileBinding(Binding):
             if time.monotonic() < self._looked + _LOOK_SECONDS:
                 return
             self._looked = time.monotonic()
-        self._require(range(len(self._paths)))
+        self.require(range(len(self._paths)))
 
-    def _require(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
+    def require(self, shards: Iterable[int]) -> None:
+        for number in shards:
             path = self._paths[number]
             if not path.exists() or _state(path) != self._states[number]:
                 raise DataChangedError(

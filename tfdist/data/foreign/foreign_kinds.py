@@ -6,7 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tfdist.data.foreign.array_records import ArrayRecords
+from tfdist.data.foreign.arrow_files import ArrowFiles, open_saved
 from tfdist.data.foreign.foreign_files import EXAMPLES, Files, Foreign, files_of
+from tfdist.data.foreign.json_lines import JsonLines
+from tfdist.data.foreign.litdata_chunks import open_litdata
+from tfdist.data.foreign.lmdb_files import open_lmdb
+from tfdist.data.foreign.mds_shards import open_mds
+from tfdist.data.foreign.raw_records import RawRecords
+from tfdist.data.foreign.tar_shards import TarShards
+from tfdist.data.foreign.token_files import open_tokens
 from tfdist.data.format import splits
 from tfdist.data.sources.compressed_files import HEAD_BYTES, kind_of
 from tfdist.data.sources.paths import alike
@@ -31,16 +40,12 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
         return None
     paths = [path for path in files_of(text) if not (os.path.isdir(text) and _DOCUMENT.fullmatch(path.name.lower()))]
     if array_records := _array_records(text, paths):
-        from tfdist.data.foreign.array_records import ArrayRecords
-
         return ArrayRecords(Files(array_records, "array_record"), records)
     if records != EXAMPLES:
-        from tfdist.data.foreign.raw_records import RawRecords
-
         if not paths:
             raise ConfigError(f"directory is {directory!r}; there is no file.", name="directory", path=text)
         return RawRecords(paths, records)
-    for opener in (_by_index, _saved_dataset, _token_file, _lmdb):
+    for opener in (_by_index, _saved_dataset, _token_file, open_lmdb):
         if (found := opener(Path(text))) is not None:
             return found
     kinds = {path.suffix.lower() for path in paths}
@@ -103,36 +108,20 @@ def _need_one_set(text: str, paths: list[Path], *, of_tfds: bool = False) -> Non
         )
 
 
-def _lmdb(path: Path) -> Foreign | None:
-    from tfdist.data.foreign.lmdb_files import open_lmdb
-
-    return open_lmdb(path)
-
-
 def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
     if suffix == ".tar":
-        from tfdist.data.foreign.tar_shards import TarShards
-
         return TarShards(Files(paths, "tar"))
     if suffix == ".jsonl":
-        from tfdist.data.foreign.json_lines import JsonLines
-
         return JsonLines(Files(paths, "jsonl"))
     if suffix in (".arrow", ".feather"):
-        from tfdist.data.foreign.arrow_files import ArrowFiles
-
         return ArrowFiles(Files(paths, "arrow"))
     return None
 
 
 def _by_index(path: Path) -> Foreign | None:
     if _has(path / "index.json", "shards"):
-        from tfdist.data.foreign.mds_shards import open_mds
-
         return open_mds(path)
     if _has(path / "index.json", "chunks"):
-        from tfdist.data.foreign.litdata_chunks import open_litdata
-
         return open_litdata(path)
     return None
 
@@ -143,8 +132,6 @@ def _saved_dataset(path: Path) -> Foreign | None:
         raise ConfigError(f"{path} has several splits; pass one of them: {inner}.", path=str(path))
     if not is_saved(path):
         return None
-    from tfdist.data.foreign.arrow_files import open_saved
-
     return open_saved(path)
 
 
@@ -162,6 +149,4 @@ def _token_file(path: Path) -> Foreign | None:
     index = base.with_name(base.name + ".idx")
     if not index.is_file():
         return None
-    from tfdist.data.foreign.token_files import open_tokens
-
     return open_tokens(base)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
-from tfdist.data.foreign.foreign_files import Files, Foreign, Places, narrow
-from tfdist.data.foreign.kept_index import Arrays, kept
+from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.foreign.kept_index import kept_places
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.stored_columns import column, inferred_feature
 from tfdist.errors import ConfigError, TfdistError
@@ -23,16 +23,24 @@ class JsonLines(Foreign):
     """The lines of JSON files, found by one pass; types are inferred from the first lines and a sample of all."""
 
     def __init__(self, files: Files) -> None:
-        self.files = files
-        found = kept(files, lambda: _found(files))
-        counts = found["counts"].tolist()
-        self._places = Places(counts, found["offsets"])
-        self.begins = self._places.begins
-        shards = [files.shard(number, count, self._places.of_file(number)) for number, count in enumerate(counts)]
+        self._places = kept_places(files, _offsets)
+        super().__init__(files, self._places.shards(files))
+
+    def _schema(self) -> Schema:
         count = int(self.begins[-1])
-        ids = np.unique(np.concatenate([np.arange(min(count, _SAMPLE)), np.linspace(0, max(0, count - 1), _SAMPLE)]))
-        rows = self._rows(ids.astype(np.int64)) if count else []
-        super().__init__(files, _schema(rows, files) if rows else Schema({"empty": Feature("int64")}), shards)
+        ids = np.unique(np.concatenate([np.arange(min(count, _SAMPLE)), np.linspace(0, count - 1, _SAMPLE)]))
+        rows = self._rows(ids.astype(np.int64))
+        found = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows if name in row]
+            if any(isinstance(value, dict) or value is None for value in values):
+                raise ConfigError(
+                    f"feature {name!r} of {self.files.storage.url} is an object or null in some line; it must be a "
+                    "number, a text or a list. Parquet can have both: `tfdist data write` reads it with --null.",
+                    name=name,
+                )
+            found[name] = _feature(name, values)
+        return Schema(found)
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         rows = self._rows(ids)
@@ -63,14 +71,9 @@ class JsonLines(Foreign):
         return found
 
 
-def _found(files: Files) -> Arrays:
-    offsets = [_offsets(files.maps[number]) for number in range(len(files.paths))]
-    counts = np.array([len(found) - 1 for found in offsets], np.int64)
-    return {"counts": counts, "offsets": narrow(np.concatenate(offsets))}
-
-
-def _offsets(content: NDArray[np.uint8]) -> _Ids:
+def _offsets(files: Files, number: int) -> _Ids:
     """Return the first byte of each line that is not blank, and the end of the file."""
+    content = files.maps[number]
     parts = [np.flatnonzero(content[at : at + _STEP] == ord("\n")) + at for at in range(0, len(content), _STEP)]
     breaks = np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64)
     begins = np.concatenate([[0], breaks + 1]).astype(np.int64)
@@ -79,20 +82,6 @@ def _offsets(content: NDArray[np.uint8]) -> _Ids:
     short = np.flatnonzero(~is_line)
     is_line[short] = [bool(content[begins[place] : ends[place]].tobytes().strip()) for place in short.tolist()]
     return np.append(begins[is_line], len(content))
-
-
-def _schema(rows: list[dict[str, Any]], files: Files) -> Schema:
-    found = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows if name in row]
-        if any(isinstance(value, dict) or value is None for value in values):
-            raise ConfigError(
-                f"feature {name!r} of {files.storage.url} is an object or null in some line; it must be a number, a "
-                "text or a list. Parquet can have both: `tfdist data write` reads it with --null.",
-                name=name,
-            )
-        found[name] = _feature(name, values)
-    return Schema(found)
 
 
 def _feature(name: str, values: list[Any]) -> Feature:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import cache as caches
-from tfdist.data.foreign.foreign_files import Files
+from tfdist.data.foreign.foreign_files import Files, Places, narrow
 from tfdist.errors import StorageError, TfdistError
 from tfdist.storage.local_storage import LocalStorage
 
@@ -44,6 +44,18 @@ def kept(files: Files, find: Callable[[], Arrays]) -> Arrays:
         found = _made(places[1:], identity, find)
     files.passes.append((files.kind, found))
     return found
+
+
+def kept_places(files: Files, offsets_of: Callable[[Files, int], NDArray[Any]]) -> Places:
+    """Return the places of examples that such a pass finds; ``offsets_of`` passes over the file of a number."""
+
+    def find() -> Arrays:
+        offsets = [offsets_of(files, number) for number in range(len(files.paths))]
+        counts = np.array([len(found) - 1 for found in offsets], np.int64)
+        return {"counts": counts, "offsets": narrow(np.concatenate(offsets))}
+
+    found = kept(files, find)
+    return Places(found["counts"].tolist(), found["offsets"])
 
 
 def keep_beside(files: Files) -> None:

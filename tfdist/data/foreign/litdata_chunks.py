@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
-from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.foreign.foreign_files import Files
 from tfdist.data.foreign.offset_shards import OffsetShards
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError
@@ -35,10 +35,11 @@ class LitChunks(OffsetShards):
     """The items of LitData chunks, as leaves; an item of a TokensLoader is one list without a head."""
 
     def __init__(self, files: Files, counts: list[int], formats: dict[str, str], *, are_tokens: bool) -> None:
-        super().__init__(files, counts, dict.fromkeys(formats))
         self._formats, self._are_tokens = formats, are_tokens
-        features = {name: self._feature(name) for name in formats}
-        Foreign.__init__(self, files, Schema(features), self.described())
+        super().__init__(files, counts, dict.fromkeys(formats))
+
+    def _schema(self) -> Schema:
+        return Schema({name: self._feature(name) for name in self._formats})
 
     def rows(self, ids: _Ids) -> dict[str, list[bytes]]:
         return dict.fromkeys(self._formats, self.samples(ids)) if self._are_tokens else super().rows(ids)

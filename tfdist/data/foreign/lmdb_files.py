@@ -38,7 +38,10 @@ class LmdbFiles(Foreign):
         self._begins, self._sizes = found["begins"], found["sizes"]
         self._keys, self._key_places = found["keys"], Places([len(self._sizes)], found["key_offsets"])
         shards = [files.shard(0, len(self._sizes), self._begins, self._sizes)]
-        super().__init__(files, Schema({"key": Feature(TEXT), "value": Feature(TEXT)}), shards)
+        super().__init__(files, shards)
+
+    def _schema(self) -> Schema:
+        return Schema({"key": Feature(TEXT), "value": Feature(TEXT)})
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         found: Columns = {}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
-from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.foreign.foreign_files import Files
 from tfdist.data.foreign.offset_shards import OffsetShards
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError
@@ -31,16 +31,18 @@ class MdsShards(OffsetShards):
     def __init__(
         self, files: Files, counts: list[int], encodings: dict[str, str], sizes: dict[str, int | None]
     ) -> None:
-        super().__init__(files, counts, sizes)
         self._encodings = encodings
-        features = {name: self._feature(name) for name in encodings}
+        super().__init__(files, counts, sizes)
+
+    def _schema(self) -> Schema:
+        features = {name: self._feature(name) for name in self._encodings}
         #: bytes of the columns whose values are stored as they are
         self._widths = {
             name: (feature.size or 0) * np.dtype(feature.dtype).itemsize
             for name, feature in features.items()
-            if encodings[name] in (*_SCALARS, "int") or encodings[name].count(":") == 2
+            if self._encodings[name] in (*_SCALARS, "int") or self._encodings[name].count(":") == 2
         }
-        Foreign.__init__(self, files, Schema(features), self.described())
+        return Schema(features)
 
     def stored(self) -> dict[str, int | None]:
         texts: dict[str, int | None] = {name: None for name, one in self.schema.items() if one.dtype == TEXT}

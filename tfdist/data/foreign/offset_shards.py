@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.foreign.foreign_files import Files, Foreign, Places
-from tfdist.data.format.data_manifest import Shard
 
 _Ids = NDArray[np.int64]
 
@@ -16,17 +15,11 @@ class OffsetShards(Foreign):
     """Samples that begin with the sizes of their columns of varying size; `sizes` has the sizes of all columns."""
 
     def __init__(self, files: Files, counts: Sequence[int], sizes: Mapping[str, int | None]) -> None:
-        self.files = files
         self._sizes = sizes
         self._head = 4 * sum(size is None for size in sizes.values())
         offsets = [_offsets(files, number, count) for number, count in enumerate(counts)]
         self._places = Places(counts, np.concatenate(offsets))
-        self.begins = self._places.begins
-
-    def described(self) -> list[Shard]:
-        """Return the description of each shard."""
-        counts = np.diff(self.begins).tolist()
-        return [self.files.shard(number, count, self._places.of_file(number)) for number, count in enumerate(counts)]
+        super().__init__(files, self._places.shards(files))
 
     def samples(self, ids: _Ids) -> list[bytes]:
         return self.bytes_at(ids, *self._places(ids))

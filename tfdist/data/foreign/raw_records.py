@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples import numpy_reader
-from tfdist.data.foreign.foreign_files import Files, Places, narrow
-from tfdist.data.foreign.kept_index import Arrays, kept
+from tfdist.data.foreign.foreign_files import Files
+from tfdist.data.foreign.kept_index import kept_places
 from tfdist.data.foreign.record_contents import Records
 from tfdist.data.format import record_framing
 
@@ -19,11 +19,8 @@ class RawRecords(Records):
 
     def __init__(self, paths: list[Path], content: str) -> None:
         files = Files(paths, "records")
-        found = kept(files, lambda: _scanned(files))
-        counts = found["counts"].tolist()
-        self._places = Places(counts, found["offsets"])
-        shards = [files.shard(number, count, self._places.of_file(number)) for number, count in enumerate(counts)]
-        super().__init__(files, shards, content)
+        self._places = kept_places(files, _offsets)
+        super().__init__(files, self._places.shards(files), content)
 
     def payloads(self, ids: _Ids) -> list[bytes]:
         shards, _, _ = self.locate(ids)
@@ -37,12 +34,8 @@ class RawRecords(Records):
         return found
 
 
-def _scanned(files: Files) -> Arrays:
-    found = []
-    for number in range(len(files.paths)):
-        scan = record_framing.scan(files.maps[number].data)
-        if scan.problem:
-            raise files.damaged(number, f"has records up to byte {scan.offsets[-1]}, and then {scan.problem}.")
-        found.append(scan.offsets)
-    counts = np.array([len(offsets) - 1 for offsets in found], np.int64)
-    return {"counts": counts, "offsets": narrow(np.concatenate(found))}
+def _offsets(files: Files, number: int) -> _Ids:
+    scan = record_framing.scan(files.maps[number].data)
+    if scan.problem:
+        raise files.damaged(number, f"has records up to byte {scan.offsets[-1]}, and then {scan.problem}.")
+    return scan.offsets

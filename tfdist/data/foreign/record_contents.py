@@ -18,7 +18,6 @@ from tfdist.data.sources.tfrecords import inference
 from tfdist.data.sources.tfrecords.inference import Seen
 from tfdist.errors import ConfigError, CorruptDataError, fields_of
 
-_RECORD = Schema({"record": Feature(TEXT)})
 _STEP = 1024  # records that are looked at in one go
 _Ids = NDArray[np.int64]
 _Parsed = dict[str, tuple[str, list[Any]]]
@@ -28,11 +27,9 @@ class Records(Foreign):
     """Records that a subclass reads; the schema of examples and sequences is inferred from all records."""
 
     def __init__(self, files: Files, shards: Sequence[Shard], content: str) -> None:
-        self.files, self._content = files, content
-        self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
-        schema = _RECORD if content == RAW or not self.begins[-1] else self._schema()
+        self._content = content
         self.encoded = self.payloads if content == EXAMPLES else None
-        super().__init__(files, schema, shards, "label" if "label" in schema else None)
+        super().__init__(files, shards, "label")
 
     @abstractmethod
     def payloads(self, ids: _Ids) -> list[bytes]:
@@ -64,6 +61,9 @@ class Records(Foreign):
             raise self.bad(number, str(error)) from error
 
     def _schema(self) -> Schema:
+        if self._content == RAW:
+            return Schema({"record": Feature(TEXT)})
+
         def find() -> Arrays:
             seen = Seen()
             for begin in range(0, int(self.begins[-1]), _STEP):

@@ -32,19 +32,18 @@ class TarShards(Foreign):
     """Tar files, found by one pass over the headers of their members."""
 
     def __init__(self, files: Files) -> None:
-        self.files = files
         found = kept(files, lambda: _found(files))
         counts = found["counts"].tolist()
         self._names: list[str] = json.loads(found["names"].tobytes())
         self._keys, self._key_places = found["keys"], Places([sum(counts)], found["key_offsets"])
         self._blocks, self._sizes = found["blocks"], found["sizes"]
-        self.begins = np.cumsum([0, *counts], dtype=np.int64)
-        shards = []
-        for number, (first, last) in enumerate(zip(self.begins, self.begins[1:], strict=False)):
-            shards.append(files.shard(number, counts[number], self._blocks[first:last], self._sizes[first:last]))
-        features = {name: self._feature(name) for name in self._names} if self.begins[-1] else {}
-        label = "cls" if "cls" in features else None
-        super().__init__(files, Schema({KEY: Feature(TEXT), **features}), shards, label)
+        ends = np.cumsum(counts)[:-1]
+        parts = zip(counts, np.split(self._blocks, ends), np.split(self._sizes, ends), strict=True)
+        shards = [files.shard(number, *part) for number, part in enumerate(parts)]
+        super().__init__(files, shards, "cls")
+
+    def _schema(self) -> Schema:
+        return Schema({KEY: Feature(TEXT), **{name: self._feature(name) for name in self._names}})
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         found: Columns = {}

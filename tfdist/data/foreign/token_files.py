@@ -22,12 +22,14 @@ class Tokens(Foreign):
     """Token sequences as examples with `tokens`, of any length, and `document`, the number of the document."""
 
     def __init__(self, files: Files, dtype: str, lengths: _Ids, pointers: _Ids, documents: _Ids) -> None:
-        self._lengths, self._pointers = lengths, pointers
+        self._dtype, self._lengths, self._pointers = np.dtype(dtype), lengths, pointers
         ends = np.searchsorted(documents, np.arange(len(lengths)), side="right") - 1
         self._document = ends.astype(np.int64)
-        schema = Schema({"tokens": Feature(dtype, (None,), encoding="raw"), "document": Feature("int64")})
         shard = files.shard(0, len(lengths), lengths, pointers, documents, np.frombuffer(dtype.encode(), np.uint8))
-        super().__init__(files, schema, [shard])
+        super().__init__(files, [shard])
+
+    def _schema(self) -> Schema:
+        return Schema({"tokens": Feature(self._dtype.name, (None,), encoding="raw"), "document": Feature("int64")})
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         found: Columns = {}
@@ -35,9 +37,8 @@ class Tokens(Foreign):
             if name == "document":
                 found[name] = self._document[ids]
             else:
-                dtype = np.dtype(self.schema[name].dtype)
-                parts = self.bytes_at(ids, self._pointers[ids], self._lengths[ids] * dtype.itemsize)
-                found[name] = [np.frombuffer(part, dtype) for part in parts]
+                parts = self.bytes_at(ids, self._pointers[ids], self._lengths[ids] * self._dtype.itemsize)
+                found[name] = [np.frombuffer(part, self._dtype) for part in parts]
         return found
 
     def lengths(self, name: str) -> _Ids:

@@ -81,9 +81,9 @@ class Scan:
     problem: str = ""
 
 
-def scan(data: Any, start: int = 0) -> Scan:
-    """Find records by their headers, from ``start`` to the end or to the first header that does not fit."""
-    end, offsets, position, problem = len(data), [start], start, ""
+def scan(data: Any) -> Scan:
+    """Find records by their headers, up to the end or to the first header that does not fit."""
+    end, offsets, position, problem = len(data), [0], 0, ""
     crc_of = google_crc32c.value
     while position < end:
         if end - position < OVERHEAD_BYTES:

@@ -159,7 +159,7 @@ class Feature:
             return cls(
                 validation.text("dtype", value["dtype"]),
                 tuple(value["shape"]),
-                validation.text("encoding", value.get("encoding", "bytes")) if "encoding" in value else "",
+                validation.text("encoding", value["encoding"]) if "encoding" in value else "",
                 value.get("is_image", False),
                 tuple(value.get("names", [])),
                 validation.text("unit", value["unit"]) if "unit" in value else "",
@@ -318,6 +318,18 @@ def layout_of(schema: Schema) -> str:
     fixed = [feature for feature in schema.values() if feature.is_fixed]
     indexed = sum((feature.size or 0) * np.dtype(feature.dtype).itemsize for feature in fixed)
     return EXTENT if texts and 16 * len(rest) + indexed <= _MOST_INDEXED_BYTES else GENERIC
+
+
+def label_of(schema: Schema, label: str | None) -> str | None:
+    """Return the name of the feature to learn: by default "label", or None if there is no such feature."""
+    if label is None:
+        return "label" if "label" in schema else None
+    if label not in schema:
+        names = ", ".join(map(repr, schema))
+        raise ConfigError(
+            f"label is {label!r}; it must be one of the features, which are {names}.", name="label", received=label
+        )
+    return label
 
 
 def indexed_values(schema: Schema, layout: str) -> list[str]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.looking.shown_values import pixels
 from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.planner.plot_style import save
 
 _CELL = 128  # pixels of the longer side
 _CAPTION = 16
@@ -58,12 +59,7 @@ def write_sheet(drawn: Sequence[Drawn], path: str | os.PathLike[str]) -> int:
             sheet.paste(image, (left + (_CELL - image.width) // 2, top + (_CELL - image.height) // 2))
         shown = caption if len(caption) <= _MOST_LETTERS else caption[: _MOST_LETTERS - 3] + "..."
         pen.text((left, top + _CELL + 2), shown.encode("latin-1", "replace").decode("latin-1"), fill="black")
-    try:
-        sheet.save(path)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.", path=path
-        ) from error
+    save(sheet.save, path)
     return failed
 
 

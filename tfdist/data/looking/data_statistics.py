@@ -291,16 +291,12 @@ class _Contents:
     def add(self, columns: _Columns, numbers: _Ids) -> None:
         if not len(numbers):
             return
-        parts = [pieces_of(self._schema[name], columns[name], self._dtype(name)) for name in self.names]
+        parts = [pieces_of(self._schema[name], columns[name], self._schema[name].dtype) for name in self.names]
         keys = hashes(map(b"".join, zip(*parts, strict=True)))
         labels = None
         if self._label is not None and self._label in columns:
             labels = keys_of(self._schema[self._label], columns[self._label])
         self.sample.add(keys, numbers, labels)
-
-    def _dtype(self, name: str) -> str | None:
-        dtype = self._schema[name].dtype
-        return None if dtype == TEXT else dtype
 
     def duplicates(self) -> Repeats:
         rows, depth = self.sample.kept(), self.sample.depth

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.planner.plot_style import require_matplotlib, save
 
 if TYPE_CHECKING:
     from tfdist.data.looking.data_statistics import Stats
@@ -22,12 +22,9 @@ _COLOURS = "#4c72b0", "#55a868"
 
 
 def draw(stats: "Stats", path: str | os.PathLike[str]) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"A picture needs Matplotlib ({error}). Install it: pip install matplotlib"
-        ) from error
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     names = [name for name in stats.samples if name != stats.label][:_MOST_FEATURES]
     cells = len(names) + bool(stats.labels)
     columns = max(1, min(_COLUMNS, cells))
@@ -77,9 +74,4 @@ def _save(figure: Any, path: Path, stats: "Stats") -> None:
             f'<!doctype html><meta charset="utf-8"><title>{title}</title>{svg[svg.index("<svg") :]}', encoding="utf-8"
         )
         return
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise ConfigError(
-            f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.", path=path
-        ) from error
+    save(figure.savefig, path)

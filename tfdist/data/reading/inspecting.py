@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import FIXED
 from tfdist.data.reading.view import open_directory
-from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.planner.plot_style import require_matplotlib, save
 
 _BARS = 12
 _MOST_LABELS = 10_000  # more are no classes
@@ -72,12 +71,9 @@ class Info:
         Raises:
             MissingDependencyError: Matplotlib is missing.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"A picture needs Matplotlib ({error}). Install it: pip install 'tfdist[demo]'"
-            ) from error
+        require_matplotlib()
+        from matplotlib.figure import Figure
+
         shards = [shard["bytes"] / 1e6 for shard in self.shards]
         figure = Figure(figsize=(12, 4), layout="constrained")
         sizes, balance, classes = figure.subplots(1, 3)
@@ -89,12 +85,7 @@ class Info:
             classes.bar(list(self.labels), list(self.labels.values()))
             classes.tick_params(axis="x", rotation=90)
         classes.set(title=f"label {self.label}" if self.labels else "no label that is an integer", ylabel="examples")
-        try:
-            figure.savefig(Path(path))
-        except ValueError as error:
-            raise ConfigError(
-                f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.", path=path
-            ) from error
+        save(figure.savefig, path)
 
 
 def info(

@@ -201,16 +201,7 @@ class Pipeline:
         examples = batch["examples"]
         ids, early = examples["ids"], examples["columns"]
         seeds = examples.get("seeds", tf.zeros([tf.size(ids), 2], tf.int32))
-        if (search := self._search) is not None:
-
-            def without(ids: tf.Tensor, seeds: tf.Tensor, _: Any) -> tuple[Features, tf.Tensor]:
-                ids, seeds, can = search(ids, seeds)
-                found, sound = self._made_by(self._asked, ids, seeds, [])
-                return found, sound * can
-
-            found, sound = user_functions.either(self._made, without, (ids, seeds, early))
-        else:
-            found, sound = self._made(ids, seeds, early)
+        found, sound = self._made(self._reader, ids, seeds, early)
         weight = examples["weight"] * sound
         if count is None and self.tail != "keep":
             for value in [weight, *tf.nest.flatten(found)]:
@@ -228,22 +219,22 @@ class Pipeline:
             ids = tf.gather(tf.constant(self.order.numbers), ids)
         seeds = tf.random.stateless_uniform([tf.size(ids), 2], key, None, None, tf.int32)
 
-        made = functools.partial(self._made_by, self._asked, early=[])
-        if (search := self._search) is not None:
-
-            def without(ids: tf.Tensor, seeds: tf.Tensor) -> tuple[Features, tf.Tensor]:
-                ids, seeds, can = search(ids, seeds)
-                found, sound = made(ids, seeds)
-                return found, sound * can
-
-            found, sound = user_functions.either(made, without, (ids, seeds))
-        else:
-            found, sound = made(ids, seeds)
+        found, sound = self._made(self._asked, ids, seeds, ())
         return self._finish(found, sound if self._weighs else None)
 
-    def _made(self, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]) -> tuple[Features, tf.Tensor]:
-        """The features of a batch, and float32 1 for each example that is sound."""
-        return self._made_by(self._reader, ids, seeds, early)
+    def _made(
+        self, reader: tensor_columns.ColumnReader, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]
+    ) -> tuple[Features, tf.Tensor]:
+        """The features of a batch, and float32 1 for each example that is sound; others replace what is not."""
+        if (search := self._search) is None:
+            return self._made_by(reader, ids, seeds, early)
+
+        def without(ids: tf.Tensor, seeds: tf.Tensor, _: Any) -> tuple[Features, tf.Tensor]:
+            ids, seeds, can = search(ids, seeds)
+            found, sound = self._made_by(self._asked, ids, seeds, ())
+            return found, sound * can
+
+        return user_functions.either(functools.partial(self._made_by, reader), without, (ids, seeds, early))
 
     def _made_by(
         self, reader: tensor_columns.ColumnReader, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]

@@ -7,9 +7,10 @@ from typing import Any, cast
 import numpy as np
 
 from tfdist import validation
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import Schema, label_of
+from tfdist.data.sources.array_source import open_arrays
 from tfdist.data.sources.protocol import Block, Options, Source
-from tfdist.data.sources.stream import is_table
+from tfdist.data.sources.stream import is_table, open_stream
 from tfdist.data.sources.tables.memory_tables import is_of_ray, open_ray, open_table
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -26,11 +27,8 @@ def open_source(
 ) -> Source:
     wanted = schema if schema is None or isinstance(schema, Schema) else Schema(schema)
     source = _open(examples, wanted, split, Options() if options is None else options)
-    if label is not None and validation.text("label", label) not in source.schema:
-        names = ", ".join(map(repr, source.schema))
-        raise ConfigError(
-            f"label is {label!r}; it must be one of the features, which are {names}.", name="label", received=label
-        )
+    if label is not None:
+        label_of(source.schema, validation.text("label", label))
     return source
 
 
@@ -63,12 +61,8 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
 
         return open_dataset(examples, schema)
     if isinstance(examples, (Mapping, np.ndarray, tuple)):
-        from tfdist.data.sources.array_source import open_arrays
-
         return open_arrays(examples, schema)
     if isinstance(examples, Iterable) or callable(examples):
-        from tfdist.data.sources.stream import open_stream
-
         return open_stream(examples, schema)
     raise ConfigTypeError(
         f"examples is {validation.shown(examples)} ({type(examples).__name__}); it must be arrays, an iterable of "

@@ -28,7 +28,7 @@ _DIGEST_OF_VALUE = 4096  # bytes of each text
 _CURE = "Save its arrays as .npy files, which are not read into memory as a whole."
 
 
-def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str, Any] | None = None) -> "Arrays":
+def open_arrays(examples: Any, schema: Schema | None, identity: dict[str, Any] | None = None) -> "Arrays":
     if isinstance(examples, np.ndarray) and examples.dtype.names:
         examples = {name: examples[name] for name in examples.dtype.names}
     given = named(examples)
@@ -52,7 +52,7 @@ class Arrays:
     seekable = True
 
     def __init__(
-        self, schema: Schema, arrays: dict[str, NDArray[Any]], count: int, identity: dict[str, Any] | None = None
+        self, schema: Schema, arrays: dict[str, NDArray[Any]], count: int, identity: dict[str, Any] | None
     ) -> None:
         self.schema, self._arrays = schema, arrays
         self.count: int | None = count
@@ -212,7 +212,7 @@ class Archive:
 
     seekable = True
 
-    def __init__(self, paths: Sequence[str], schema: Schema | None = None) -> None:
+    def __init__(self, paths: Sequence[str], schema: Schema | None) -> None:
         self._paths, arrays = list(paths), open_arrays(_load(paths), schema, source_files.identity("numpy", paths))
         self._arrays: Arrays | None = arrays
         self.schema, self.count, self.identity = arrays.schema, arrays.count, arrays.identity

@@ -19,7 +19,7 @@ _BATCH_OF_UNKNOWN = 128  # examples, where text or lists may have any size
 _FIX = "Change it with dataset.map(...) first."
 
 
-def open_dataset(dataset: Any, schema: Schema | None = None) -> "Batched | Stream":
+def open_dataset(dataset: Any, schema: Schema | None) -> "Batched | Stream":
     if not isinstance(dataset, tf.data.Dataset):
         raise ConfigTypeError(
             f"source is {validation.shown(dataset)} ({type(dataset).__name__}); it must be a tf.data.Dataset that is "

@@ -28,7 +28,7 @@ def split(path: str) -> tuple[str, str]:
     return (found["file"], found["group"] or "/") if found else (path, "/")
 
 
-def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
+def open_hdf5(path: str, schema: Schema | None) -> "Hdf5":
     where, group = split(path)
     with _opened(where) as file:
         if group not in file:

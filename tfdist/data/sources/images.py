@@ -33,7 +33,7 @@ def classes_of(folders: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] = ()) -> "Images":
+def open_images(folder: str, schema: Schema | None, names: Sequence[str]) -> "Images":
     root = source_files.entries(folder)
     classes = [entry for entry in root if entry.is_folder]
     if stray := [entry for entry in root if not entry.is_folder and is_picture(entry.name)]:

@@ -11,12 +11,13 @@ from tfdist.data.format.schema import Schema
 from tfdist.data.sources import compressed_files, hdf5, images, source_files
 from tfdist.data.sources.array_source import Archive
 from tfdist.data.sources.compressed_files import HEAD_BYTES
-from tfdist.data.sources.protocol import NONE, Options, Source, chained
+from tfdist.data.sources.protocol import Options, Source, chained
 from tfdist.data.sources.source_files import head
 from tfdist.data.sources.stored_columns import widened
-from tfdist.data.sources.tables import arrow_ipc, partitions
+from tfdist.data.sources.tables import arrow_ipc, csv, parquet, partitions
 from tfdist.data.sources.tables.arrow_table import UntoldError
 from tfdist.data.sources.tables.partitions import Keys
+from tfdist.data.sources.tfrecords.tfrecord_source import open_tfrecords
 from tfdist.errors import ConfigError
 
 _ENDINGS = {
@@ -52,11 +53,7 @@ class Found(NamedTuple):
 
 
 def open_paths(
-    paths: Sequence[str | os.PathLike[str]],
-    schema: Schema | None = None,
-    *,
-    split: str | None = None,
-    options: Options = NONE,
+    paths: Sequence[str | os.PathLike[str]], schema: Schema | None, *, split: str | None, options: Options
 ) -> Source:
     """Files, folders and matches of wildcards as one source, in the order given; a folder's files by name."""
     found: list[Found] = []
@@ -277,8 +274,6 @@ def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Opt
             received=options.delimiter,
         )
     if kind == "tfrecords":
-        from tfdist.data.sources.tfrecords.tfrecord_source import open_tfrecords
-
         return open_tfrecords(paths, schema)
     if kind == "npy":
         return Archive(paths, schema)
@@ -378,17 +373,11 @@ def _columns(source: Source) -> set[str]:
 
 def _open_one(kind: str, path: str, schema: Schema | None, options: Options) -> Source:
     if kind == "csv":
-        from tfdist.data.sources.tables.csv import open_csv
-
-        return open_csv(path, schema, options)
+        return csv.open_csv(path, schema, options)
     if kind == "arrow":
         return arrow_ipc.open_arrow(path, schema, options)
     if kind == "parquet":
-        from tfdist.data.sources.tables.parquet import open_parquet
-
-        return open_parquet(path, schema, options)
+        return parquet.open_parquet(path, schema, options)
     if kind == "hdf5":
-        from tfdist.data.sources.hdf5 import open_hdf5
-
-        return open_hdf5(path, schema)
+        return hdf5.open_hdf5(path, schema)
     return Archive([path], schema)

@@ -158,9 +158,6 @@ class Options:
         return replace(self, nulls=nulls, null_masks=[name for name in self.null_masks if name not in columns])
 
 
-NONE = Options()
-
-
 def spelled(feature: Feature, value: Any) -> Any:
     """A value that may be text, as on a command line or in a folder's name, in the type of a feature.
 

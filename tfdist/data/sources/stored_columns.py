@@ -48,7 +48,7 @@ def named(element: Any) -> Mapping[str, Any]:
     return found
 
 
-def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str = "") -> Block:
+def block(schema: Schema, examples: Sequence[Any], start: int = 0) -> Block:
     """Return examples, which are mappings of names to values, as columns."""
     names = dict.fromkeys(schema).keys()  # a dict compares them ten times faster than a Mapping
     rows: list[Mapping[str, Any]] = []
@@ -57,16 +57,16 @@ def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str =
         if not isinstance(example, Mapping):
             if not isinstance(example, tuple) and tuple(names) != NAMES[:1]:
                 raise ConfigTypeError(
-                    f"Example {index}{origin} is {validation.shown(example)} ({type(example).__name__}); it must be a "
-                    f"mapping of {_listed(names)} to values.",
+                    f"Example {index} is {validation.shown(example)} ({type(example).__name__}); it must be a mapping "
+                    f"of {_listed(names)} to values.",
                     name="examples",
                     received=validation.shown(example),
                 )
             row = named(example)
         if row.keys() != names:
-            _refuse_names(names, row, f"Example {index}{origin}")
+            _refuse_names(names, row, index)
         rows.append(row)
-    return {name: column(name, schema[name], [row[name] for row in rows], start, origin) for name in schema}
+    return {name: column(name, schema[name], [row[name] for row in rows], start) for name in schema}
 
 
 def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str = "") -> Any:
@@ -234,14 +234,14 @@ def _objects(value: Any) -> NDArray[np.object_]:
         return np.array(None, dtype=object)
 
 
-def _refuse_names(names: Iterable[str], row: Mapping[str, Any], who: str) -> NoReturn:
+def _refuse_names(names: Iterable[str], row: Mapping[str, Any], index: int) -> NoReturn:
     missing = [name for name in names if name not in row]
     extra = [name for name in row if name not in set(names)]
     said = [f"lacks {_listed(missing)}"] if missing else []
     said += [f"has {_listed(extra)} besides"] if extra else []
     raise ConfigError(
-        f"{who} {' and '.join(said)}; every example must have the features {_listed(names)} and no others. Leave out "
-        "what is not in all of them, give it a value where it is missing, or pass another schema.",
+        f"Example {index} {' and '.join(said)}; every example must have the features {_listed(names)} and no others. "
+        "Leave out what is not in all of them, give it a value where it is missing, or pass another schema.",
         name=", ".join([*missing, *extra]),
     )
 

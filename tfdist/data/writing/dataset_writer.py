@@ -13,7 +13,7 @@ from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
 from tfdist.data.format.example import Template
 from tfdist.data.format.revisions import next_revision, shard_name, written_in
-from tfdist.data.format.schema import FIXED, Schema, layout_of, with_rounding
+from tfdist.data.format.schema import FIXED, Schema, label_of, layout_of, with_rounding
 from tfdist.data.sources import Options, open_source, source_files, splits_of
 from tfdist.data.sources.picture_checks import checked
 from tfdist.data.sources.protocol import Source
@@ -118,7 +118,7 @@ def write(
 
     def prepared(at: Storage, source: Source, report: Progress | None) -> Callable[[], Manifest]:
         job = _Job(at, source, num_shards, wanted_bytes, report, storage_options, source_options, base)
-        learnt = _label(label, source.schema) if base is None else base.label
+        learnt = label_of(source.schema, label) if base is None else base.label
 
         def run() -> Manifest:
             with at.lock():  # a request that is refused before has left nothing
@@ -179,14 +179,6 @@ def _looks(check_images: bool, convert_images: bool) -> bool:
             received=True,
         )
     return looks
-
-
-def _label(label: str | None, schema: Schema) -> str | None:
-    if label is None:
-        return "label" if "label" in schema else None
-    if label not in schema:
-        raise ConfigError(f"label is {label!r}; the examples have {', '.join(map(repr, schema))}.")
-    return label
 
 
 class _Job:

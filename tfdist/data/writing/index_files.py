@@ -11,11 +11,11 @@ from tfdist.data.format.contents import Contents, Gathered, batches
 from tfdist.data.format.data_manifest import IndexFile, Manifest, Shard
 from tfdist.data.format.record_framing import Content, walk
 from tfdist.data.format.revisions import index_name, next_revision, revised
-from tfdist.data.format.schema import FIXED, Schema, layouts
+from tfdist.data.format.schema import FIXED, Schema, label_of, layouts
 from tfdist.data.format.shard_index import Index
 from tfdist.data.sources.tfrecords.inference import looked_at
 from tfdist.data.writing.shard import store_index
-from tfdist.errors import ConfigError, CorruptDataError, fields_of
+from tfdist.errors import CorruptDataError, fields_of
 from tfdist.storage.directory import Storage
 
 _SAMPLE = 256
@@ -25,12 +25,7 @@ def put_index(
     place: Storage, shards: list[str], *, schema: Schema | None, label: str | None, old: Manifest | None = None
 ) -> Manifest:
     chosen, layout, found = _best(place, shards, schema)
-    if label is None:
-        label = "label" if "label" in chosen else None
-    elif label not in chosen:
-        raise ConfigError(
-            f"label is {label!r}; the examples have {', '.join(map(repr, chosen))}.", name="label", received=label
-        )
+    label = label_of(chosen, label)
     before = frozenset() if old is None else old.files
     revision = 1 if old is None else next_revision(old.revision, before)
     indices = {} if old is None else {shard.file: shard.index for shard in old.shards}

@@ -39,10 +39,12 @@ class Algorithm(Protocol):
     @property
     def proximal(self) -> float | None:
         """The factor of the squared distance from the round's weights in a client's loss; None without it."""
+        return None
 
     @property
     def has_controls(self) -> bool:
         """Whether each client keeps control variates, which correct its gradients."""
+        return False
 
     def weight(self, examples: int) -> float:
         """Return the weight of an update from a client with this number of examples."""
@@ -92,6 +94,11 @@ class Participation:
         for name in ("minimum", "attempts", "evaluate_every"):
             validation.integer(name, getattr(self, name), minimum=1)
         validation.one_of("evaluate_on", self.evaluate_on, ("server", "clients", "nothing"))
+
+
+def arrays_of_clients(algorithm: Algorithm, state: ServerState) -> Arrays:
+    """Return the arrays that clients get, and whose changes they send: weights and, if they have any, controls."""
+    return {**state.weights, **(state.slots if algorithm.has_controls else {})}
 
 
 def moved(weights: Arrays, steps: Mapping[str, NDArray[Any]]) -> Arrays:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist import validation
-from tfdist.federated.algorithms.algorithm import WEIGHTS, ServerState, Weighting, moved
+from tfdist.federated.algorithms.algorithm import WEIGHTS, Algorithm, ServerState, Weighting, moved
 from tfdist.federated.client_update import Arrays
 
 _MOMENTUM = "momentum/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Algorithm):
     """Federated averaging: clients train for some epochs, and the server applies the mean of their changes.
 
     Args:
@@ -43,16 +43,6 @@ class FedAvg:
         check_local(self.epochs, self.batch_size, self.weighting, self.most_examples)
         validation.number("server_learning_rate", self.server_learning_rate, above=0)
         validation.number("server_momentum", self.server_momentum, minimum=0, maximum=1)
-
-    @property
-    def proximal(self) -> float | None:
-        """None: the loss has no proximal term."""
-        return None
-
-    @property
-    def has_controls(self) -> bool:
-        """False: clients keep no control variates."""
-        return False
 
     def weight(self, examples: int) -> float:
         """Return the weight of a client with this number of examples."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist import validation
-from tfdist.federated.algorithms.algorithm import CONTROL, WEIGHTS, ServerState, moved
+from tfdist.federated.algorithms.algorithm import CONTROL, WEIGHTS, Algorithm, ServerState, moved
 from tfdist.federated.algorithms.averaging import check_local
 from tfdist.federated.client_update import Arrays
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold:
+class Scaffold(Algorithm):
     """SCAFFOLD with its second option for control variates.
 
     A client's gradients are corrected by c - c_i. After K steps from x to y with the learning rate lr, its c_i is
@@ -38,11 +38,6 @@ class Scaffold:
     def __post_init__(self) -> None:
         check_local(self.epochs, self.batch_size, "uniform", None)
         validation.number("server_learning_rate", self.server_learning_rate, above=0)
-
-    @property
-    def proximal(self) -> float | None:
-        """None: the loss has no proximal term."""
-        return None
 
     @property
     def has_controls(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.federated.algorithms.algorithm import WEIGHTS, ServerState, Weighting, moved
+from tfdist.federated.algorithms.algorithm import WEIGHTS, Algorithm, ServerState, Weighting, moved
 from tfdist.federated.algorithms.averaging import check_local, weight_of
 from tfdist.federated.client_update import Arrays
 
@@ -15,7 +15,7 @@ _FIRST, _SECOND = "first/", "second/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedOpt:
+class FedOpt(Algorithm):
     """Federated averaging with Adam, Yogi or Adagrad at the server.
 
     The mean change D of the clients stands for the gradient: m = b1 m + (1 - b1) D, and w += lr m / (sqrt(v) + tau).
@@ -58,16 +58,6 @@ class FedOpt:
         validation.number("beta_1", self.beta_1, minimum=0, maximum=1)
         validation.number("beta_2", self.beta_2, minimum=0, maximum=1)
         validation.number("tau", self.tau, above=0)
-
-    @property
-    def proximal(self) -> float | None:
-        """None: the loss has no proximal term."""
-        return None
-
-    @property
-    def has_controls(self) -> bool:
-        """False: clients keep no control variates."""
-        return False
 
     def weight(self, examples: int) -> float:
         """Return the weight of a client with this number of examples."""

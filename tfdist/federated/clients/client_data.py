@@ -1,6 +1,5 @@
 """The data of clients: arrays, datasets, or directories of `tfdist.data`, by the names of clients."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +100,10 @@ def local_data(found: Any, client: str) -> Local:
         examples = open_directory(found)
         if examples.manifest.layout == FIXED and examples.manifest.total_bytes <= _IN_MEMORY_BYTES:
             return LocalArrays(_columns(examples), len(examples))
-        return LocalDataset(functools.partial(_reading, found, len(examples)), len(examples))
+        return LocalDataset(
+            lambda batch_size, seed: read(found, global_batch_size=batch_size or len(examples), seed=seed, tail="keep"),
+            len(examples),
+        )
     if isinstance(found, tf.data.Dataset):
         return LocalDataset(lambda batch_size, seed: found, _counted(found))
     if not isinstance(found, tuple) or not found:
@@ -130,10 +132,6 @@ def _columns(examples: Examples) -> Any:
     found, _ = fetch(np.arange(len(examples)))
     element = roles(examples.manifest.label, (), None, origin="the examples have").element(found, None)
     return element if isinstance(element, tuple) else (element,)
-
-
-def _reading(path: str | Path, examples: int, batch_size: int | None, seed: int) -> Any:
-    return read(path, global_batch_size=batch_size or examples, seed=seed, tail="keep")
 
 
 def _counted(dataset: tf.data.Dataset) -> int:

@@ -1,7 +1,7 @@
 """A client's model: its shared weights, its personal weights, and the values set before each training."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -59,19 +59,19 @@ class LocalModel:
         """Return the initial shared weights, which are the weights of the first round."""
         return {name: self.initial[name] for name in self.shared}
 
-    def set(self, arrays: Arrays) -> None:
+    def set(self, arrays: Mapping[str, Any]) -> None:
         """Set shared and personal weights; a personal weight that is not given gets its initial value."""
         for name, variable in self.shared.items():
             variable.assign(arrays[name])
         for name, variable in self.personal.items():
             variable.assign(arrays.get(name, self.initial[name]))
 
-    def begin(self, weights: Arrays, corrections: Arrays, seed: int) -> None:
-        """Set everything that a training reads, outside of a graph."""
+    def begin(self, weights: Mapping[str, Any], corrections: Mapping[str, Any], seeds: Iterable[Any]) -> None:
+        """Set everything that a training reads, from arrays or, in a graph, from tensors."""
         self.set(weights)
         for variable, value in self.optimizer_state:
             variable.assign(value)
-        for variable, value in zip(self.seeds, self.seed_states(seed), strict=True):
+        for variable, value in zip(self.seeds, seeds, strict=True):
             variable.assign(value)
         for name, anchor in self.anchors.items():
             anchor.assign(weights[name])

@@ -138,19 +138,9 @@ class LocalTrainer:
 
     @tf.autograph.experimental.do_not_convert
     def _training(self, weights: Any, kept: Any, corrections: Any, seeds: Any, data: Any, orders: Any) -> Any:
-        local = self.local
-        for name, value in {**weights, **kept}.items():
-            (local.shared if name in local.shared else local.personal)[name].assign(value)
-        for variable, value in local.optimizer_state:
-            variable.assign(value)
-        for variable, value in zip(local.seeds, seeds, strict=True):
-            variable.assign(value)
-        for name, anchor in local.anchors.items():
-            anchor.assign(weights[name])
-        for name, correction in local.corrections.items():
-            correction.assign(corrections[name])
+        self.local.begin({**weights, **kept}, corrections, seeds)
         self._loop(self.model.train_step, data, orders, self.algorithm.batch_size)
-        changes = {name: _difference(variable, weights[name]) for name, variable in local.shared.items()}
+        changes = {name: _difference(variable, weights[name]) for name, variable in self.local.shared.items()}
         return changes, self.model.get_metrics_result()
 
     @tf.autograph.experimental.do_not_convert
@@ -182,7 +172,7 @@ class LocalTrainer:
         self, weights: Arrays, corrections: Arrays, data: Local, orders: NDArray[np.int32], seed: int
     ) -> tuple[dict[str, NDArray[Any]], dict[str, float], int]:
         local = self.local
-        local.begin(weights, corrections, seed)
+        local.begin(weights, corrections, local.seed_states(seed))
         history: Mapping[str, Sequence[float]] = {}
         if isinstance(data, LocalDataset):
             dataset = data.make(self.algorithm.batch_size, seed)

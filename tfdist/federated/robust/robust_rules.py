@@ -36,14 +36,12 @@ class RobustRule(WholeRule):
     def survives(self, clients: int) -> int:
         """Return the largest number of liars among this many clients for which the rule holds; below 0 for none.
 
+        Without another limit of the rule, these are fewer than half.
+
         Args:
             clients: the number of updates of a round.
         """
-        return self._limit(clients)
-
-    @abstractmethod
-    def _limit(self, clients: int) -> int:
-        """Return the largest number of liars among this many clients for which the rule holds."""
+        return (clients - 1) // 2
 
     @abstractmethod
     def _combined(self, rows: Rows, liars: int) -> Float:
@@ -127,10 +125,6 @@ def _require_survived(rule: RobustRule, clients: int) -> None:
         )
 
 
-def _minority(clients: int) -> int:
-    return (clients - 1) // 2
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Told(RobustRule):
     liars: int
@@ -155,9 +149,6 @@ class Median(_Told):
 
     Source: D. Yin et al., "Byzantine-Robust Distributed Learning", 2018.
     """
-
-    def _limit(self, clients: int) -> int:
-        return _minority(clients)
 
     def _combined(self, rows: Rows, liars: int) -> Float:
         return _median(rows)
@@ -185,9 +176,6 @@ class TrimmedMean(_Told):
 
     Source: D. Yin et al., "Byzantine-Robust Distributed Learning", 2018.
     """
-
-    def _limit(self, clients: int) -> int:
-        return _minority(clients)
 
     def _combined(self, rows: Rows, liars: int) -> Float:
         clients = len(rows)
@@ -223,7 +211,12 @@ class MultiKrum(_Told):
         if self.keep is not None:
             validation.integer("keep", self.keep, minimum=1)
 
-    def _limit(self, clients: int) -> int:
+    def survives(self, clients: int) -> int:
+        """Return the largest number of liars among this many clients for which the rule holds; below 0 for none.
+
+        Args:
+            clients: the number of updates of a round.
+        """
         return min((clients - self._least) // 2, clients - (self.keep or 1))
 
     def _chosen(self, rows: Rows, liars: int) -> NDArray[np.intp]:
@@ -286,9 +279,6 @@ class GeometricMedian(_Told):
         validation.number("tolerance", self.tolerance, minimum=0.0)
         validation.integer("steps", self.steps, minimum=1)
 
-    def _limit(self, clients: int) -> int:
-        return _minority(clients)
-
     def _combined(self, rows: Rows, liars: int) -> Float:
         point = _median(rows)  # is near the honest rows, so no step begins at a liar's
         for _ in range(self.steps):
@@ -339,9 +329,6 @@ class NormClipping(_Told):
         super().__post_init__()
         if self.limit is not None:
             validation.number("limit", self.limit, above=0.0)
-
-    def _limit(self, clients: int) -> int:
-        return _minority(clients)
 
     def clipped(self, updates: Sequence[Update]) -> int:
         """Return the number of updates that are scaled down; one that is not finite is left out instead.
@@ -396,8 +383,13 @@ class Mixing(RobustRule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "liars", self.rule.liars)
 
-    def _limit(self, clients: int) -> int:
-        return min(self.rule._limit(clients), _minority(clients))
+    def survives(self, clients: int) -> int:
+        """Return the largest number of liars among this many clients for which the rule holds; below 0 for none.
+
+        Args:
+            clients: the number of updates of a round.
+        """
+        return min(self.rule.survives(clients), super().survives(clients))
 
     def _combined(self, rows: Rows, liars: int) -> Float:
         clients = len(rows)

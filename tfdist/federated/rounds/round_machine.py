@@ -6,8 +6,8 @@ and the events alone. So a server that was killed replays its journal, passes `R
 
 import enum
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tfdist.federated.rounds import round_messages as messages
 from tfdist.federated.rounds.round_messages import Action, Event
@@ -92,8 +92,38 @@ class RoundMachine:
         reason = self.refusal(event)
         if reason:
             return [messages.Ignored(getattr(event, "client", ""), reason)]
-        handler = cast(Callable[[Event], list[Action]], getattr(self, _HANDLERS[type(event)]))
-        return handler(event)
+        return self._handled(event)
+
+    def _handled(self, event: Event) -> list[Action]:
+        match event:
+            case messages.Joined():
+                return self._joined(event)
+            case messages.Left():
+                self._available.discard(event.client)
+                return self._lost(event.client)
+            case messages.Restarted():
+                return self._restarted()
+            case messages.Configured():
+                return self._configured(event)
+            case messages.Trained():
+                del self._waiting[event.client]
+                self._trained[event.client] = event.examples
+                return self._training_end()
+            case messages.ClientFailed():
+                self._failure = f"; {event.client} failed: {event.reason}"
+                return self._lost(event.client)
+            case messages.Aggregated():
+                return self._aggregated()
+            case messages.AggregationFailed():
+                return self._discard(event.reason)
+            case messages.Evaluated():
+                del self._waiting[event.client]
+                self._evaluated[event.client] = (event.examples, dict(event.metrics))
+                return self._evaluation_end()
+            case messages.EvaluatedCentrally():
+                return self._end_round(dict(event.metrics))
+            case messages.DeadlinePassed():
+                return self._deadline_passed()
 
     def refusal(self, event: Event) -> str:
         """Return the reason to ignore the event; "" if it counts and a driver must keep what comes with it."""
@@ -126,21 +156,13 @@ class RoundMachine:
             return [messages.Evaluate(self.round, self.attempt, event.client)]
         return []
 
-    def _left(self, event: messages.Left) -> list[Action]:
-        self._available.discard(event.client)
-        return self._lost(event.client)
-
-    def _failed_client(self, event: messages.ClientFailed) -> list[Action]:
-        self._failure = f"; {event.client} failed: {event.reason}"
-        return self._lost(event.client)
-
     def _lost(self, client: str) -> list[Action]:
         if self.phase not in (Phase.TRAIN, Phase.EVALUATE) or client not in self._waiting:
             return []
         del self._waiting[client]
         return self._training_end() if self.phase is Phase.TRAIN else self._evaluation_end()
 
-    def _restarted(self, _: messages.Restarted) -> list[Action]:
+    def _restarted(self) -> list[Action]:
         self._available.clear()
         if self.phase is Phase.FAILED:
             self.attempt = 0
@@ -180,11 +202,6 @@ class RoundMachine:
         asked = [messages.Train(self.round, self.attempt, one) for one in self._waiting]
         return [*begun, *asked] if asked else self._training_end()
 
-    def _took(self, event: messages.Trained) -> list[Action]:
-        del self._waiting[event.client]
-        self._trained[event.client] = event.examples
-        return self._training_end()
-
     def _training_end(self) -> list[Action]:
         if self.rules.rate is None and len(self._trained) >= self.rules.target:
             return self._close()
@@ -216,10 +233,7 @@ class RoundMachine:
         following = self._select() if len(self._available) >= self.rules.wait_for else self.start()
         return [*done, *following]
 
-    def _not_aggregated(self, event: messages.AggregationFailed) -> list[Action]:
-        return self._discard(event.reason)
-
-    def _aggregated(self, _: messages.Aggregated) -> list[Action]:
+    def _aggregated(self) -> list[Action]:
         is_last = self.round + 1 == self.rules.rounds
         is_due = (self.round + 1) % self.rules.evaluate_every == 0 or is_last
         if self.rules.evaluate_on == "nothing" or not is_due:
@@ -234,19 +248,11 @@ class RoundMachine:
         sent: Sequence[Action] = [messages.Evaluate(self.round, self.attempt, one) for one in asked]
         return [self._deadline(self.rules.evaluate_seconds), *sent]
 
-    def _evaluated_by(self, event: messages.Evaluated) -> list[Action]:
-        del self._waiting[event.client]
-        self._evaluated[event.client] = (event.examples, dict(event.metrics))
-        return self._evaluation_end()
-
     def _evaluation_end(self) -> list[Action]:
         if self._waiting:
             return []
         answers = [self._evaluated[one] for one in sorted(self._evaluated)]
         return self._end_round(weighted_metrics(answers))
-
-    def _evaluated_here(self, event: messages.EvaluatedCentrally) -> list[Action]:
-        return self._end_round(dict(event.metrics))
 
     def _end_round(self, metrics: dict[str, float]) -> list[Action]:
         trained = {one: self._trained[one] for one in self._selected if one in self._trained}
@@ -261,7 +267,7 @@ class RoundMachine:
         following = self._select() if len(self._available) >= self.rules.wait_for else self.start()
         return [ended, *following]
 
-    def _deadline_passed(self, _: messages.DeadlinePassed) -> list[Action]:
+    def _deadline_passed(self) -> list[Action]:
         if self.phase is Phase.SELECT:
             needed = max(self.rules.minimum, 1)
             if len(self._available) >= needed:
@@ -327,19 +333,6 @@ def weighted_metrics(answers: Sequence[tuple[int, dict[str, float]]]) -> dict[st
     }
 
 
-_HANDLERS: dict[type[Any], str] = {
-    messages.Joined: "_joined",
-    messages.Left: "_left",
-    messages.Restarted: "_restarted",
-    messages.Configured: "_configured",
-    messages.Trained: "_took",
-    messages.ClientFailed: "_failed_client",
-    messages.Aggregated: "_aggregated",
-    messages.AggregationFailed: "_not_aggregated",
-    messages.Evaluated: "_evaluated_by",
-    messages.EvaluatedCentrally: "_evaluated_here",
-    messages.DeadlinePassed: "_deadline_passed",
-}
 _PHASES: dict[type[Any], tuple[Phase, ...]] = {
     messages.Configured: (Phase.CONFIGURE,),
     messages.Trained: (Phase.TRAIN,),

@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfdist.errors import ConfigError
+from tfdist.federated.algorithms.algorithm import arrays_of_clients
 from tfdist.federated.app import App
 from tfdist.federated.client_privacy import ClientPrivacy, noise_of
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
+from tfdist.federated.federated_session import FederatedSession, evaluation_of
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds.round_rules import RoundRules
 from tfdist.federated.running.client_workers import LedTrainer, follow, workers_of
 from tfdist.federated.running.federation_client import FederationClient
-from tfdist.federated.running.federation_server import FederationServer, session_of
+from tfdist.federated.running.federation_server import FederationServer
 from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
 from tfdist.federated.secure.fixed_point import FixedPoint
 from tfdist.federated.secure.masking_plan import MaskingPlan
@@ -63,8 +65,7 @@ def common(
     """Check everything that can be checked before the first round, and return the common settings."""
     clients = _names(app, federation)
     rules = app.rules(rounds=rounds, clients=len(clients), seed=seed, secure=sums is not None)
-    state = app.algorithm.begin(trainer.local.weights())
-    arrays = {**state.weights, **(state.slots if app.algorithm.has_controls else {})}
+    arrays = arrays_of_clients(app.algorithm, app.algorithm.begin(trainer.local.weights()))
     most = min(rules.target + rules.spare, len(clients))
     layout = VectorLayout.of(arrays)
     code = noise = None
@@ -124,11 +125,12 @@ def serve(
     """Run all rounds as the server, and keep the trained model in the folder."""
     trainer = app.trainer()
     same = common(app, trainer, federation, rounds=rounds, seed=seed, sums=sums)
-    session = session_of(
+    session = FederatedSession(
         app,
         same.rules,
-        trainer,
+        trainer.local.weights(),
         clients=len(same.clients),
+        evaluate=evaluation_of(app, trainer),
         folder=folder,
         resume=resume,
         masked_bytes=same.masked_bytes,

@@ -3,19 +3,15 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfdist.errors import ConfigError, DeadlineError
 from tfdist.federated.app import App
 from tfdist.federated.client_update import Update
-from tfdist.federated.clients.client_data import local_data
-from tfdist.federated.clients.local_training import LocalTrainer
 from tfdist.federated.federated_session import FederatedSession
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds import round_messages as messages
 from tfdist.federated.rounds.round_messages import Action, Event
-from tfdist.federated.rounds.round_rules import RoundRules
 from tfdist.federated.running.secure_rounds import QUESTIONS, Asks, SecureRounds
 from tfdist.federated.secure.masking_client import Phase as Masking
 from tfdist.federated.secure.masking_plan import AbortedError, ProtocolError
@@ -66,7 +62,9 @@ class FederationServer:
             self._ask_all(self._secure.resume(self._turn))
             self._wait_for_masking()
         self._actions.extend(self._session.start())
-        error = self._end(self._drive())
+        error = self._drive()
+        for client in self._here:
+            self._hub.send(client, {"kind": "end", "error": error})
         if error:
             raise DeadlineError(f"the run ended: {error}.")
 
@@ -80,11 +78,6 @@ class FederationServer:
             if self._session.machine.is_over:
                 return ""
             self._wait()
-
-    def _end(self, error: str) -> str:
-        for client in self._here:
-            self._hub.send(client, {"kind": "end", "error": error})
-        return error
 
     def _wait(self) -> None:
         times = [at for at in (self._deadline and self._deadline[1], self._masking_until) if at is not None]
@@ -301,27 +294,3 @@ def _metrics_of(message: Mapping[str, Any]) -> dict[str, float]:
     if not isinstance(metrics, dict) or not all(type(value) is float for value in metrics.values()):
         raise FrameError("the metrics of an answer are no numbers.", received=str(metrics)[:100])
     return dict(metrics)
-
-
-def session_of(
-    app: App,
-    rules: RoundRules,
-    trainer: LocalTrainer,
-    *,
-    clients: int,
-    folder: Path,
-    resume: bool,
-    masked_bytes: int | None,
-) -> FederatedSession:
-    """Return the session of a run, with the initial weights of the application's model."""
-    test = None if app.test_data is None else local_data(app.test_data, "test_data")
-    return FederatedSession(
-        app,
-        rules,
-        trainer.local.weights(),
-        clients=clients,
-        evaluate=None if test is None else lambda weights: trainer.evaluate(weights, test, {})[1],
-        folder=folder,
-        resume=resume,
-        masked_bytes=masked_bytes,
-    )

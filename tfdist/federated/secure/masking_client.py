@@ -14,11 +14,10 @@ Source: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -70,7 +69,6 @@ class MaskingClient:
         name: the name of this client.
         identity: the signing key of this client.
         roster: the public signing key of every known client, which does not come from the server.
-        entropy: a function that returns this number of random bytes.
     """
 
     def __init__(
@@ -79,15 +77,13 @@ class MaskingClient:
         name: str,
         identity: Ed25519PrivateKey,
         roster: Mapping[str, bytes],
-        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.plan = plan
         self.name = name
         self.phase = Phase.ADVERTISE
         self._identity = identity
         self._roster = roster
-        self._entropy = entropy
-        self._box_secret, self._mask_secret, self._seed = (entropy(KEY_BYTES) for _ in range(3))
+        self._box_secret, self._mask_secret, self._seed = (os.urandom(KEY_BYTES) for _ in range(3))
         self._advert = b""
         self._adverts: dict[str, bytes] = {}
         self._graph: dict[str, tuple[str, ...]] = {}
@@ -101,7 +97,7 @@ class MaskingClient:
         with self._answering(Phase.ADVERTISE):
             keys = public_key(self._box_secret) + public_key(self._mask_secret) + hashlib.sha256(self._seed).digest()
             said = masking_plan.advert_statement(self.plan, self.name, keys)
-            self._advert = keys + masking_plan.sign(self._identity, said)
+            self._advert = keys + self._identity.sign(said)
             return self._advert
 
     def share(self, adverts: object) -> dict[str, bytes]:
@@ -113,7 +109,7 @@ class MaskingClient:
             holders = self._graph[self.name]
             places = range(1, len(holders) + 1)
             parts = [
-                shamir.split(secret, threshold=self.plan.degree.shares, places=places, entropy=self._entropy)
+                shamir.split(secret, threshold=self.plan.degree.shares, places=places)
                 for secret in (self._mask_secret, self._seed)
             ]
             boxes = {}
@@ -168,7 +164,7 @@ class MaskingClient:
             self._require(len(self._survivors) >= self.plan.threshold, "fewer vectors than the threshold")
             keys = masking_plan.keys_digest(self.plan, self._adverts)
             self._outcome = masking_plan.outcome_statement(self.plan, keys, self._survivors, gone)
-            return masking_plan.sign(self._identity, self._outcome)
+            return self._identity.sign(self._outcome)
 
     def reveal(self, confirmations: object) -> dict[str, bytes]:
         """Return for each neighbour the share that removes its mask, if enough clients have received the same list."""
@@ -241,8 +237,3 @@ def lost_mask_keys(
     """Return the keys of the masks that a lost client's peers added, and those that they removed."""
     keys = {peer: pair_key(private, public, plan, lost, peer) for peer, public in peers.items()}
     return [keys[p] for p in keys if p < lost], [keys[p] for p in keys if p > lost]
-
-
-def empty_sum(plan: MaskingPlan) -> Words:
-    """Return a sum of no vectors."""
-    return np.zeros(plan.length, word_type(plan.bits))

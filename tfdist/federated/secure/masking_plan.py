@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tfdist import validation
 from tfdist.errors import ConfigError, TfdistError
@@ -111,11 +111,6 @@ def outcome_statement(plan: MaskingPlan, keys: bytes, survivors: Sequence[str], 
 def keys_digest(plan: MaskingPlan, adverts: Mapping[str, bytes]) -> bytes:
     """Return the digest of all adverts: clients that received other adverts sign another outcome."""
     return statement(plan.digest, "all keys", *(part for name in sorted(adverts) for part in (name, adverts[name])))
-
-
-def sign(identity: Ed25519PrivateKey, said: bytes) -> bytes:
-    """Return a signature of a statement."""
-    return identity.sign(said)
 
 
 def check_signature(roster: Mapping[str, bytes], client: str, signature: bytes, said: bytes) -> None:

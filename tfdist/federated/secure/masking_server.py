@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.federated.secure import masking_plan, shamir
 from tfdist.federated.secure.mask_stream import KEY_BYTES, Words, apply_masks, public_key, word_type
-from tfdist.federated.secure.masking_client import Phase, empty_sum, lost_mask_keys, self_key
+from tfdist.federated.secure.masking_client import Phase, lost_mask_keys, self_key
 from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, ProtocolError
 from tfdist.federated.secure.neighbour_graph import neighbours_of
 
@@ -37,7 +37,7 @@ class MaskingServer:
         self._sharers: tuple[str, ...] = ()
         self._survivors: tuple[str, ...] = ()
         self._lost: tuple[str, ...] = ()
-        self._sum = empty_sum(plan)
+        self._sum: Words = np.zeros(plan.length, word_type(plan.bits))
         self.sent: dict[str, dict[str, Any]] = {}  # the questions of this phase
 
     def state(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,21 +34,13 @@ class FrameError(CorruptDataError):
     """The error of received data that are not a frame, or of a frame that is larger than agreed."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The sizes of a frame's header and body, in bytes."""
-
-    header: int
-    body: int
-
-
 def pack(message: dict[str, Any]) -> list[bytes | memoryview]:
     """Return a frame as buffers to be sent one after the other; arrays are not copied.
 
     Example:
         >>> frame = b"".join(pack({"weights": np.zeros(2, np.float32)}))
-        >>> lengths = read_head(frame[: HEAD.size], largest=100)
-        >>> unpack(frame[HEAD.size :][: lengths.header], frame[HEAD.size + lengths.header :])
+        >>> header, body = read_head(frame[: HEAD.size], largest=100)
+        >>> unpack(frame[HEAD.size :][:header], frame[HEAD.size + header :])
         {'weights': array([0., 0.], dtype=float32)}
     """
     buffers: list[bytes | memoryview] = []
@@ -64,8 +55,8 @@ def pack(message: dict[str, Any]) -> list[bytes | memoryview]:
     return [HEAD.pack(MAGIC, len(header), body), header, *buffers]
 
 
-def read_head(head: bytes, *, largest: int) -> Lengths:
-    """Return the sizes of a frame from its first bytes; a frame with a body beyond ``largest`` is refused unread."""
+def read_head(head: bytes, *, largest: int) -> tuple[int, int]:
+    """Return the bytes of a frame's header and body, from its first bytes; refuse a body beyond ``largest`` unread."""
     magic, header, body = HEAD.unpack(head)
     if magic != MAGIC:
         raise FrameError("the other side does not send frames of tfdist.", received=bytes(magic))
@@ -74,7 +65,7 @@ def read_head(head: bytes, *, largest: int) -> Lengths:
             f"a frame has {header} bytes of header and {body} of body; at most {largest} bytes may come here.",
             received=header + body,
         )
-    return Lengths(header, body)
+    return header, body
 
 
 def unpack(header: bytes, body: bytes) -> dict[str, Any]:
@@ -95,8 +86,8 @@ def unpack(header: bytes, body: bytes) -> dict[str, Any]:
 def unpack_whole(frame: bytes) -> dict[str, Any]:
     """Return the message of a complete frame, such as one from a file."""
     frame = frame.ljust(HEAD.size, b"\0")  # a head that was cut is no head
-    lengths = read_head(frame[: HEAD.size], largest=len(frame))
-    begin = HEAD.size + lengths.header
+    header, _ = read_head(frame[: HEAD.size], largest=len(frame))
+    begin = HEAD.size + header
     return unpack(frame[HEAD.size : begin], frame[begin:])
 
 

@@ -74,8 +74,8 @@ class Stream:
 
     async def receive(self, *, largest: int) -> dict[str, Any]:
         """Return the next message; raise if the other side is silent for too long, before a frame or within it."""
-        lengths = array_frames.read_head(await self._take(array_frames.HEAD.size), largest=largest)
-        return array_frames.unpack(await self._take(lengths.header), await self._take(lengths.body))
+        header, body = array_frames.read_head(await self._take(array_frames.HEAD.size), largest=largest)
+        return array_frames.unpack(await self._take(header), await self._take(body))
 
     async def _take(self, count: int) -> bytes:
         parts = []

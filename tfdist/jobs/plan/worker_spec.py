@@ -104,16 +104,24 @@ def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[s
     return {"no_grpc_proxy": ",".join(filter(None, [known, *dict.fromkeys(hosts)]))}
 
 
-def visible_gpus(places: Sequence[int], environ: Mapping[str, str], *, driver: str = _DRIVER) -> str:
+def gpus_of(environ: Mapping[str, str], *, driver: str = _DRIVER) -> list[str]:
+    """Return the GPUs that a process with this environment may use, by the names that CUDA reads.
+
+    Example:
+        >>> gpus_of({"CUDA_VISIBLE_DEVICES": "0,3"}), gpus_of({"CUDA_VISIBLE_DEVICES": "-1"})
+        (['0', '3'], [])
+    """
     given = environ.get(VISIBLE)
-    if given is not None:
-        words = [word.strip() for word in given.split(",")]
-        named = words[: words.index("-1")] if "-1" in words else words  # CUDA reads no further
-        devices = [word for word in named if word]
-        source = f"{VISIBLE} is {given!r}"
-    else:
-        devices = [str(number) for number in range(len(os.listdir(driver)) if os.path.isdir(driver) else 0)]
-        source = f"the driver lists {len(devices)} ({driver})"
+    if given is None:
+        return [str(number) for number in range(len(os.listdir(driver)) if os.path.isdir(driver) else 0)]
+    words = [word.strip() for word in given.split(",")]
+    named = words[: words.index("-1")] if "-1" in words else words  # CUDA reads no further
+    return [word for word in named if word]
+
+
+def visible_gpus(places: Sequence[int], environ: Mapping[str, str], *, driver: str = _DRIVER) -> str:
+    given, devices = environ.get(VISIBLE), gpus_of(environ, driver=driver)
+    source = f"the driver lists {len(devices)} ({driver})" if given is None else f"{VISIBLE} is {given!r}"
     if places and places[-1] >= len(devices):
         raise ConfigError(
             f"a worker is to have GPU {', '.join(map(str, places))} of its host (--gpus-per-worker), counted from 0, "

@@ -1,6 +1,5 @@
 """An exporter of a job as one HTML file without scripts, rewritten at each look, for notebooks and served folders."""
 
-import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from tfdist.monitor.exporters.exporter import KINDS, Update
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView, newest, sentence
+from tfdist.storage.files import write_whole
 
 DEFAULT = KINDS["html"].default
 COLORS = {
@@ -52,13 +52,7 @@ class HTML:
             means = point.steps.step.mean(axis=0)
             self._rates.append([1.0 / float(one) if one > 0 else 0.0 for one in means])
             self._losses.append([float(one) for one in point.steps.loss[-1]])
-        text = page(update.snapshot, tuple(self._rates), tuple(self._losses))
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(self._path, page(update.snapshot, tuple(self._rates), tuple(self._losses)))
 
     def close(self) -> None:
         """Do nothing: the page stays as it is."""

@@ -9,11 +9,13 @@ Source: Google, "Trace Event Format", 2016: complete events ("ph": "X"), times i
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfdist.monitor.recording.rows import BUCKETS, CHIEF_WORKERS, KINDS, Column
+from tfdist.storage.files import write_whole
 
 _STEPS, _FIRST_REDUCTION = 0, 1
 _HOST = ((Column.CALLBACKS, "callbacks"), (Column.DISPATCH, "dispatch"), (Column.INPUT, "input"))
@@ -36,41 +38,15 @@ _GRAPH = (
 )
 
 
-def trace(rows: Mapping[int, np.ndarray], *, aligned: bool = False) -> dict[str, Any]:
-    shifts = offsets(rows) if aligned else dict.fromkeys(rows, 0)
-    times = [int(found[0, Column.BEGIN]) - shifts[rank] for rank, found in rows.items() if len(found)]
-    zero = min(times, default=0)
+def trace(rows: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    zero = min((int(found[0, Column.BEGIN]) for found in rows.values() if len(found)), default=0)
     events: list[dict[str, Any]] = []
     for rank, found in sorted(rows.items()):
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"worker {rank}"}})
         events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": _STEPS, "args": {"name": "steps"}})
         for row in found:
-            events.extend(_of_step(rank, row, shifts[rank] + zero))
+            events.extend(_of_step(rank, row, zero))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def offsets(rows: Mapping[int, np.ndarray]) -> dict[int, int]:
-    """Return the nanoseconds by which each worker's clock is ahead of the first worker's.
-
-    It is the median, over common steps, of the difference between the times of all sums; 0 without such steps or
-    stamps.
-    """
-    shifts = dict.fromkeys(rows, 0)
-    if not rows:
-        return shifts
-    first = min(rows)
-    reference = _sums(rows[first])
-    for rank, found in rows.items():
-        mine = _sums(found)
-        common = sorted(reference.keys() & mine.keys())
-        if rank != first and common:
-            shifts[rank] = int(np.median([mine[key] - reference[key] for key in common]))
-    return shifts
-
-
-def _sums(rows: np.ndarray) -> dict[tuple[int, int], int]:
-    seen = rows[rows[:, Column.REDUCED] > 0]
-    return {(int(r[Column.STEP]), int(r[Column.PART])): int(r[Column.REDUCED]) for r in seen}
 
 
 def _of_step(rank: int, row: np.ndarray, zero: int) -> Iterator[dict[str, Any]]:
@@ -132,12 +108,4 @@ def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], made: Mapping[str, Any]) -> None:
-    temporary = f"{os.fspath(path)}.{os.getpid()}"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(made, file)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    write_whole(Path(path), json.dumps(made))

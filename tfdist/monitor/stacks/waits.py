@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tfdist.storage.files import write_whole
 from tfdist.variables import STACKS_FILE
 
 _SUFFIX = ".waits"
@@ -29,9 +30,7 @@ class WaitNote:
         self._told = text
         with suppress(OSError):
             if text:
-                temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-                temporary.write_text(text, encoding="utf-8")
-                os.replace(temporary, self._path)
+                write_whole(self._path, text)
             else:
                 self._path.unlink(missing_ok=True)
 

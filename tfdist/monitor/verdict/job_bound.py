@@ -106,7 +106,7 @@ def judge(found: Timeline) -> Verdict:
         least = _avoidable(found, late.part) * others / 4
     if late is None or late.waited < max(LEAST_WAIT * step_seconds, least):
         return shared  # one slow worker is a fault, and is told first where the two are alike
-    if late.part is not None and late.often >= LEAST_OFTEN and _lasts(calm, late, LEAST_WAIT * step_seconds):
+    if late.part is not None and late.often >= LEAST_OFTEN and _lasts(late, LEAST_WAIT * step_seconds):
         return replace(
             shared,
             bound=Bound.STRAGGLER,
@@ -125,10 +125,14 @@ def judge(found: Timeline) -> Verdict:
 @dataclass(frozen=True)
 class _Late:
     place: int
-    waited: float  # seconds that the others wait for it in a step, more than it waits itself
+    behind: np.ndarray  # seconds of each step that the others wait for it, more than it waits itself
     part: Part | None
     explained: float
     often: float
+
+    @property
+    def waited(self) -> float:
+        return float(self.behind.mean())
 
 
 def _late(found: Timeline, means: np.ndarray) -> _Late | None:
@@ -138,21 +142,17 @@ def _late(found: Timeline, means: np.ndarray) -> _Late | None:
     waits = found.of(Part.WAIT)
     place = int(np.argmin(waits.mean(axis=0)))
     others = [index for index in range(len(found.ranks)) if index != place]
-    # of each step: what the others wait, beyond what this one does
     behind = np.median(waits[:, others], axis=1) - waits[:, place]
     waited = float(behind.mean())
     often = float(np.mean(waits[:, place] <= waits.min(axis=1)))
     part, longer = what_is_longer(means[place], np.median(means[others], axis=0), found.own)
     explained = longer / waited if waited > 0 else 0.0
-    return _Late(place, waited, part if explained >= EXPLAINED else None, min(explained, 1.0), often)
+    return _Late(place, behind, part if explained >= EXPLAINED else None, min(explained, 1.0), often)
 
 
-def _lasts(found: Timeline, late: _Late, least: float) -> bool:
+def _lasts(late: _Late, least: float) -> bool:
     """Return whether the others wait for this worker in three quarters of the time: other programs come and go."""
-    waits = found.of(Part.WAIT)
-    others = [index for index in range(len(found.ranks)) if index != late.place]
-    behind = np.median(waits[:, others], axis=1) - waits[:, late.place]
-    quarters = [float(quarter.mean()) >= least / 2 for quarter in np.array_split(behind, _QUARTERS)]
+    quarters = [float(quarter.mean()) >= least / 2 for quarter in np.array_split(late.behind, _QUARTERS)]
     return sum(quarters) >= _QUARTERS - 1
 
 

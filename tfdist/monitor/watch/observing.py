@@ -17,7 +17,6 @@ import psutil
 
 from tfdist.cluster.job_files import MEMORY, PREFIX, event_copy, job_of, progress_file, steps_folder
 from tfdist.errors import ConfigError
-from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus, is_in_reserve, read_all
 from tfdist.monitor.verdict.job_bound import judge, lines, read_folder
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
@@ -97,7 +96,7 @@ class Observer:
         return WorkerView(
             worker=worker,
             pid=said.pid,
-            activity=Activity(said.activity).name.lower(),
+            activity=said.activity.name.lower(),
             step=said.ended,
             steps_per_second=rate,
             memory=usage.memory,

@@ -31,78 +31,73 @@ class _OfJob(Collector):
     def collect(self) -> Iterator[Metric]:
         found = self._look()
         if found is not None:
-            yield from _Metrics(found).all()
+            yield from _metrics(found)
 
 
-class _Metrics:
-    def __init__(self, found: Snapshot) -> None:
-        self._found = found
+def _metrics(found: Snapshot) -> Iterator[Metric]:
+    job = found.job
+    parts = GaugeMetricFamily(
+        "tfdist_step_seconds", "Mean seconds of a part of a step, of the last 100", labels=(*_ONE, "phase")
+    )
+    for one in found.workers:
+        for label, seconds in one.parts.items():
+            parts.add_metric([job, str(one.worker), label], seconds)
+    yield parts
+    yield _of_workers(found, "tfdist_hidden_communication_seconds", "Of a step, beside the backward pass", "hidden")
+    yield _of_workers(found, "tfdist_steps_per_second", "Steps in a second", "steps_per_second")
+    yield _of_workers(found, "tfdist_loss", "Of this worker's examples in its last step", "loss")
+    yield _of_workers(found, "tfdist_gradient_norm", "Of the reduced gradient, measured now and then", "gradient_norm")
+    yield _of_workers(found, "tfdist_resident_memory_bytes", "Resident memory of the process", "memory")
+    yield _of_workers(found, "tfdist_busy_processors", "Processors that the process keeps busy", "cpu")
+    steps = CounterMetricFamily("tfdist_steps", "Steps that have ended since the workers were started", labels=_ONE)
+    for one in found.workers:
+        steps.add_metric([job, str(one.worker)], one.step)
+    yield steps
+    failures = sum(event.get("event") == "failed" for event in found.events)
+    for name, what, value in (
+        ("tfdist_restarts", "How often the workers were started again", found.start),
+        ("tfdist_failures", "How often workers have failed or hung", failures),
+    ):
+        counted = CounterMetricFamily(name, what, labels=("job",))
+        counted.add_metric([job], value)
+        yield counted
+    bound = GaugeMetricFamily("tfdist_bound", "1 for what the job is bound by", labels=("job", "bound"))
+    if found.bound:
+        bound.add_metric([job, found.bound], 1)
+    yield bound
+    for name, what, known in (
+        ("tfdist_model_flops_per_second", "Of the model, counted once", found.model_flops_per_second),
+        ("tfdist_model_flops_utilization", "Of the devices' peak", found.model_flops_utilization),
+    ):
+        gauge = GaugeMetricFamily(name, what, labels=("job",))
+        if known is not None:
+            gauge.add_metric([job], known)
+        yield gauge
+    yield _alerts(found)
+    yield from _resources(found)
 
-    def all(self) -> Iterator[Metric]:
-        job = self._found.job
-        parts = GaugeMetricFamily(
-            "tfdist_step_seconds", "Mean seconds of a part of a step, of the last 100", labels=(*_ONE, "phase")
-        )
-        for one in self._found.workers:
-            for label, seconds in one.parts.items():
-                parts.add_metric([job, str(one.worker), label], seconds)
-        yield parts
-        yield self._of_workers("tfdist_hidden_communication_seconds", "Of a step, beside the backward pass", "hidden")
-        yield self._of_workers("tfdist_steps_per_second", "Steps in a second", "steps_per_second")
-        yield self._of_workers("tfdist_loss", "Of this worker's examples in its last step", "loss")
-        yield self._of_workers(
-            "tfdist_gradient_norm", "Of the reduced gradient, measured now and then", "gradient_norm"
-        )
-        yield self._of_workers("tfdist_resident_memory_bytes", "Resident memory of the process", "memory")
-        yield self._of_workers("tfdist_busy_processors", "Processors that the process keeps busy", "cpu")
-        steps = CounterMetricFamily("tfdist_steps", "Steps that have ended since the workers were started", labels=_ONE)
-        for one in self._found.workers:
-            steps.add_metric([job, str(one.worker)], one.step)
-        yield steps
-        failures = sum(event.get("event") == "failed" for event in self._found.events)
-        for name, what, value in (
-            ("tfdist_restarts", "How often the workers were started again", self._found.start),
-            ("tfdist_failures", "How often workers have failed or hung", failures),
-        ):
-            counted = CounterMetricFamily(name, what, labels=("job",))
-            counted.add_metric([job], value)
-            yield counted
-        bound = GaugeMetricFamily("tfdist_bound", "1 for what the job is bound by", labels=("job", "bound"))
-        if self._found.bound:
-            bound.add_metric([job, self._found.bound], 1)
-        yield bound
-        for name, what, known in (
-            ("tfdist_model_flops_per_second", "Of the model, counted once", self._found.model_flops_per_second),
-            ("tfdist_model_flops_utilization", "Of the devices' peak", self._found.model_flops_utilization),
-        ):
-            gauge = GaugeMetricFamily(name, what, labels=("job",))
-            if known is not None:
-                gauge.add_metric([job], known)
-            yield gauge
-        yield self._alerts()
-        yield from self._resources()
 
-    def _alerts(self) -> Metric:
-        alerts = CounterMetricFamily("tfdist_alerts", "Alerts that were raised", labels=("job", "alert", "rank"))
-        told = (event for event in self._found.events if event.get("event") == "alert")
-        count = Counter(
-            (str(one.get("alert")), "" if one.get("worker") is None else str(one["worker"])) for one in told
-        )
-        for (alert, rank), number in sorted(count.items()):
-            alerts.add_metric([self._found.job, alert, rank], number)
-        return alerts
+def _alerts(found: Snapshot) -> Metric:
+    alerts = CounterMetricFamily("tfdist_alerts", "Alerts that were raised", labels=("job", "alert", "rank"))
+    told = (event for event in found.events if event.get("event") == "alert")
+    count = Counter((str(one.get("alert")), "" if one.get("worker") is None else str(one["worker"])) for one in told)
+    for (alert, rank), number in sorted(count.items()):
+        alerts.add_metric([found.job, alert, rank], number)
+    return alerts
 
-    def _resources(self) -> Iterator[Metric]:
-        for name in sorted({name for one in self._found.workers for name in one.resources}):
-            gauge = GaugeMetricFamily(f"tfdist_{name}", name.replace("_", " ").capitalize(), labels=_ONE)
-            for one in self._found.workers:
-                if name in one.resources:
-                    gauge.add_metric([self._found.job, str(one.worker)], one.resources[name])
-            yield gauge
 
-    def _of_workers(self, name: str, what: str, attribute: str) -> Metric:
-        gauge = GaugeMetricFamily(name, what, labels=_ONE)
-        for one in self._found.workers:
-            if (value := getattr(one, attribute)) is not None:
-                gauge.add_metric([self._found.job, str(one.worker)], float(value))
-        return gauge
+def _resources(found: Snapshot) -> Iterator[Metric]:
+    for name in sorted({name for one in found.workers for name in one.resources}):
+        gauge = GaugeMetricFamily(f"tfdist_{name}", name.replace("_", " ").capitalize(), labels=_ONE)
+        for one in found.workers:
+            if name in one.resources:
+                gauge.add_metric([found.job, str(one.worker)], one.resources[name])
+        yield gauge
+
+
+def _of_workers(found: Snapshot, name: str, what: str, attribute: str) -> Metric:
+    gauge = GaugeMetricFamily(name, what, labels=_ONE)
+    for one in found.workers:
+        if (value := getattr(one, attribute)) is not None:
+            gauge.add_metric([found.job, str(one.worker)], float(value))
+    return gauge

@@ -41,7 +41,11 @@ class Gpus:
 
     def used_by(self, pid: int) -> dict[str, float]:
         """Return a process's usage of its devices, without figures that a device or a container's driver lacks."""
-        own = {place: used for place, used in map(self._memory_of(pid), range(len(self._devices))) if used is not None}
+        own = {
+            place: used
+            for place, device in enumerate(self._devices)
+            if (used := self._memory_of(pid, device)) is not None
+        }
         if not own:
             return {}
         devices = [self._devices[place] for place in own]
@@ -50,8 +54,8 @@ class Gpus:
             "gpu_memory_bytes": sum(own.values()),
             "gpu_kernel_resident_ratio": _mean(self._each(self._resident, devices)),
             "gpu_power_watts": _sum(self._each(lambda one: self._nvml.nvmlDeviceGetPowerUsage(one) / 1e3, devices)),
-            "gpu_slowed_by_power": _most(self._each(lambda one: self._slowed(one, _BY_POWER), devices)),
-            "gpu_slowed_by_heat": _most(self._each(lambda one: self._slowed(one, _BY_HEAT), devices)),
+            "gpu_slowed_by_power": max(self._each(lambda one: self._slowed(one, _BY_POWER), devices), default=None),
+            "gpu_slowed_by_heat": max(self._each(lambda one: self._slowed(one, _BY_HEAT), devices), default=None),
         }
         for name, counter in (("sent", "TX"), ("received", "RX")):
             figures[f"gpu_pcie_{name}_bytes_per_second"] = _sum(self._each(self._pcie(counter), devices))
@@ -60,15 +64,12 @@ class Gpus:
             figures[f"gpu_nvlink_{name}_bytes_per_second"] = _sum(one[name] for one in rates if one)
         return {name: float(value) for name, value in figures.items() if value is not None}
 
-    def _memory_of(self, pid: int) -> Callable[[int], tuple[int, int | None]]:
-        def used(place: int) -> tuple[int, int | None]:
-            try:
-                there = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._devices[place])
-            except self._nvml.NVMLError:
-                return place, None
-            return place, next((one.usedGpuMemory or 0 for one in there if one.pid == pid), None)
-
-        return used
+    def _memory_of(self, pid: int, device: Any) -> int | None:
+        try:
+            there = self._nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        except self._nvml.NVMLError:
+            return None
+        return next((one.usedGpuMemory or 0 for one in there if one.pid == pid), None)
 
     def _each(self, read: Callable[[Any], float], devices: Sequence[Any]) -> list[float]:
         found = []
@@ -120,10 +121,6 @@ def _mean(values: Sequence[float]) -> float | None:
 def _sum(values: Iterable[float]) -> float | None:
     found = list(values)
     return sum(found) if found else None
-
-
-def _most(values: Sequence[float]) -> float | None:
-    return max(values, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,10 +34,10 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 POINTS = 150
 
 
-def history(recorded: Timeline | None, points: int = POINTS) -> dict[str, Any]:
+def history(recorded: Timeline | None) -> dict[str, Any]:
     if recorded is None or not len(recorded.steps):
         return {"rate": [], "loss": [], "parts": []}
-    places = np.array_split(np.arange(len(recorded.steps)), min(points, len(recorded.steps)))
+    places = np.array_split(np.arange(len(recorded.steps)), min(POINTS, len(recorded.steps)))
     return {
         "rate": [[_number(1.0 / max(one, 1e-9)) for one in recorded.step[place].mean(axis=0)] for place in places],
         "loss": [[_number(one) for one in recorded.loss[place[-1]]] for place in places],

@@ -117,5 +117,5 @@ def sentence(event: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def newest(events: Sequence[Mapping[str, Any]], count: int = 8) -> list[Mapping[str, Any]]:
-    return list(events)[-count:]
+def newest(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return events[-8:]

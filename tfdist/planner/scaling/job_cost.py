@@ -1,7 +1,6 @@
 """The cost of a whole training, from its steps: hours, price, saves and failures. Loads no TensorFlow."""
 
 import math
-import re
 from dataclasses import dataclass
 
 from tfdist import validation
@@ -9,22 +8,8 @@ from tfdist.errors import ConfigError
 from tfdist.planner.scaling.save_interval import Failures, best_interval, useful_part
 
 _HOUR = 3600.0
-_UNITS = {"s": 1.0, "m": 60.0, "h": _HOUR, "d": 24 * _HOUR}
 #: a job that makes less of its time useful does not finish
 LEAST_USEFUL = 0.01
-
-
-def as_seconds(text: str, *, name: str) -> float:
-    """Parse a time such as 90s, 15m, 4h or 2d; return seconds.
-
-    Example:
-        >>> as_seconds("1.5h", name="--deadline")
-        5400.0
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", text)
-    if found is None or not float(found[1]):
-        raise ConfigError(f"{name} is {text!r}; it must be a time, such as 90s, 15m, 4h or 2d.", name=name)
-    return float(found[1]) * _UNITS[found[2]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +58,8 @@ class Price:
         except ValueError as error:
             raise ConfigError(f"--spot is {text!r}: {error}. {write}", name="--spot") from error
         failures = Failures(
-            mtbf_seconds=as_seconds(given["mtbf"], name="mtbf of --spot"),
-            restart_seconds=as_seconds(given.get("restart", "2m"), name="restart of --spot"),
+            mtbf_seconds=validation.as_seconds(given["mtbf"], name="mtbf of --spot"),
+            restart_seconds=validation.as_seconds(given.get("restart", "2m"), name="restart of --spot"),
             shape=shape,
         )
         return cls(hourly=hourly, factor=part, failures=failures)

@@ -260,12 +260,10 @@ class _Run:
         if is_saving:
             self._save()
         elif kept < count:
-            self._pass(max(self._queue.next_time - self._now, 0.0))
             self._happen()
 
     def _save(self) -> None:
         if self._now + self._scenario.save_seconds > self._queue.next_time:  # the save is lost
-            self._pass(max(self._queue.next_time - self._now, 0.0))
             self._happen()
             return
         self._pass(self._scenario.save_seconds)
@@ -277,7 +275,9 @@ class _Run:
         self._worker_seconds += seconds * self._present
 
     def _happen(self) -> None:
-        _, (kind, worker) = self._queue.pop()
+        """Go on to the next event, and let it happen."""
+        time, (kind, worker) = self._queue.pop()
+        self._pass(max(time - self._now, 0.0))
         failures = self._scenario.failures
         assert failures is not None
         if kind == "returns":
@@ -316,7 +316,7 @@ def _served(job: Job, scenario: Scenario) -> Simulated:
     steps = min(scenario.steps, max(_MOST_UPDATES // job.workers, 1))
     draw = np.random.default_rng(scenario.seed)
     model = StepModel(job, scenario.slow)
-    found = predict(dataclasses.replace(job, noise=0.0, workers=job.workers))
+    found = predict(dataclasses.replace(job, noise=0.0))
     own = 2 * link.send_seconds(size) + found.fixed
     serving = size / job.servers / link.bytes_per_second + job.update_seconds / job.servers
     factors = np.maximum(1 + job.noise * draw.standard_normal((steps + 1, job.workers)), 0.0) * model.factors

@@ -129,11 +129,14 @@ class Job:
         return self.examples / self.workers
 
     @cached_property
+    def _profile_of_batch(self) -> Profile:
+        alone = self.profile.alone and dataclasses.replace(self.profile.alone, batch=self.examples)
+        return dataclasses.replace(self.profile, batch=self.examples, alone=alone)
+
+    @property
     def own_profile(self) -> Profile:
         """The profile for this number of workers and this batch."""
-        alone = self.profile.alone and dataclasses.replace(self.profile.alone, batch=self.examples)
-        whole = dataclasses.replace(self.profile, batch=self.examples, alone=alone)
-        return whole.for_devices(self.workers)
+        return self._profile_of_batch.for_devices(self.workers)
 
     @cached_property
     def layer_seconds(self) -> list[tuple[float, float]]:
@@ -171,12 +174,8 @@ class Job:
         if not 1 < self.workers <= MOST_IN_PIPELINES:
             return None
         kind = dataclasses.replace(self.device, count=self.workers)
-        profile = dataclasses.replace(
-            self.profile,
-            batch=self.examples,
-            alone=self.profile.alone and dataclasses.replace(self.profile.alone, batch=self.examples),
-        )
-        found = [one for one in plans(profile, [kind], self.network.link).plans if one.strategy == "pipeline"]
+        every = plans(self._profile_of_batch, [kind], self.network.link).plans
+        found = [one for one in every if one.strategy == "pipeline"]
         return min(found, key=lambda one: (not one.fits, one.prediction.seconds), default=None)
 
     def buckets(self, sizes: Sequence[float]) -> Iterator[tuple[int, float]]:
@@ -331,10 +330,10 @@ def _local(job: Job) -> StepTime:
 
 def _servers(job: Job) -> StepTime:
     """Predict a step with parameter servers: workers wait for the servers' links and updates, not for each other."""
-    one, size = _one_device(job), job.profile.parameter_bytes
-    talking = 2 * job.network.send_seconds(size)
+    one, size, link = _one_device(job), job.profile.parameter_bytes, job.network.link
+    talking = 2 * link.send_seconds(size)
     own = one.compute + one.fixed + talking
-    served = job.workers * (size / job.servers / job.network.link.bytes_per_second + one.update / job.servers)
+    served = job.workers * (size / job.servers / link.bytes_per_second + one.update / job.servers)
     return dataclasses.replace(one, update=0.0, communication=talking + max(served - own, 0.0))
 
 

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tfdist import cache
 from tfdist.errors import ConfigError
@@ -158,14 +157,11 @@ def change(path: Path, changed: Callable[[Record], Record]) -> Record:
     """Change the record in a file; other processes wait meanwhile, and readers see the old or the new one whole."""
     root = path.parent.parent
     cache.make(root, (FOLDER, cache.WORK, "locks"))
-    with cache.locked(root / "locks" / f"{FOLDER}.lock", timeout_seconds=_LOCK_SECONDS, on_wait=_silent):
+    lock = root / "locks" / f"{FOLDER}.lock"
+    with cache.locked(lock, timeout_seconds=_LOCK_SECONDS, on_wait=lambda holder: None):
         found = changed(read(path))
         with tempfile.TemporaryDirectory(dir=root / cache.WORK) as folder:
             written = Path(folder, "record.json")
             written.write_text(found.to_json(), encoding="utf-8")
             os.replace(written, path)
     return found
-
-
-def _silent(holder: str) -> Any:
-    return holder

@@ -15,7 +15,7 @@ from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.scaling.device_table import DEVICES, EFFICIENCY, HERE, attained, device_of, link_of
 from tfdist.planner.scaling.host_network import HostNetwork
-from tfdist.planner.scaling.job_cost import Price, as_seconds
+from tfdist.planner.scaling.job_cost import Price
 from tfdist.planner.scaling.job_steps import EXACT, METHODS
 from tfdist.planner.scaling.plan_record import Calibration, Record
 from tfdist.planner.scaling.scaling_report import Request, ScalingReport, numbers_of, plan_scaling
@@ -138,12 +138,13 @@ def request_of(
     record: Record,
     *,
     workers: Sequence[int],
-    price: float = 0.0,
-    spot: str | None = None,
-    examples: int | None = None,
-    deadline: str | None = None,
-    budget: float | None = None,
-    save: float | None = None,
+    methods: Sequence[str],
+    price: float,
+    spot: str | None,
+    examples: int | None,
+    deadline: str | None,
+    budget: float | None,
+    save: float | None,
     **more: Any,
 ) -> Request:
     """Return the request for rows of these numbers of workers; ``more`` are fields of `Request`."""
@@ -157,9 +158,10 @@ def request_of(
         noise=around.noise,
         codec=around.codec,
         workers=tuple(workers),
+        methods=METHODS if "all" in methods else tuple(methods),
         prices=prices_of(price, spot, budget),
         examples=examples,
-        deadline_seconds=None if deadline is None else as_seconds(deadline, name="--deadline"),
+        deadline_seconds=None if deadline is None else validation.as_seconds(deadline, name="--deadline"),
         budget=budget,
         save_seconds=save_seconds(save, profile, record.calibration),
         factors=record.factors(),
@@ -246,7 +248,6 @@ def scale(
     counts = numbers_of(workers) if isinstance(workers, str) else workers
     for one in counts:
         validation.integer("workers", one, minimum=1)
-    chosen = METHODS if "all" in methods else tuple(methods)
     return plan_scaling(
         request_of(
             costs,
@@ -259,7 +260,7 @@ def scale(
             deadline=deadline,
             budget=budget,
             save=save,
-            methods=chosen,
+            methods=methods,
             grows=grow,
             epochs=epochs,
             noise_scale=noise_scale,

@@ -65,8 +65,8 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     forwards = [Work("forward", m, c) for group in groups for c in range(chunks) for m in group]
     backwards = [Work("backward", m, c) for group in groups for c in reversed(range(chunks)) for m in group]
     total = microbatches * chunks
-    ahead = [min(total, 2 * (stages - 1 - stage) + (chunks - 1) * stages) for stage in range(stages)]
-    ahead = [min(total, stages - 1 - stage) for stage in range(stages)] if chunks == 1 else ahead
+    each = 1 if chunks == 1 else 2
+    ahead = [min(total, each * (stages - 1 - stage) + (chunks - 1) * stages) for stage in range(stages)]
     return Schedule(
         name="interleaved",
         stages=stages,

@@ -58,6 +58,15 @@ class Reply:
     seconds: float = 0.0
 
 
+def failures(replies: Sequence[Reply]) -> list[Reply]:
+    """Return the replies of workers that failed, the first cause first.
+
+    A silent worker is a consequence when another one failed, whatever the clock says.
+    """
+    failed = (reply for reply in replies if reply.status != "returned")
+    return sorted(failed, key=lambda reply: (reply.status == "silent", reply.seconds))
+
+
 @dataclass
 class _Process:
     popen: subprocess.Popen[bytes]

@@ -30,7 +30,7 @@ def suspects(model: keras.Model) -> list[str]:
 
 @dataclass(frozen=True)
 class Pass:
-    """How a forward pass is computed and compared.
+    """A way to compute forward passes and to compare them.
 
     Attributes:
         training: as in Keras.

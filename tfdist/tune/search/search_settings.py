@@ -1,7 +1,6 @@
 """The settings of `tfdist search`, checked when they are made, and the scheduler and history that follow from them."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -10,7 +9,6 @@ from typing import Any, Literal
 
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
-from tfdist.jobs.plan.worker_spec import VISIBLE
 from tfdist.options import check, option
 from tfdist.tune.search import search_schedulers as schedulers
 from tfdist.tune.search.search_history import History
@@ -22,7 +20,6 @@ SCHEDULERS = ("asha", "hyperband", "median", "population", "random", "grid")
 SAMPLERS = ("random", "tpe")
 _LOWER = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "divergence")
 _HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "bleu", "r2", "score", "similarity", "positives")
-_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,17 +180,3 @@ class SearchSettings:
             raise CorruptDataError(
                 f"{path} has no settings of a search that this tfdist reads: {error}", path=path
             ) from error
-
-
-def gpu_count(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs that this process may use.
-
-    Example:
-        >>> gpu_count({"CUDA_VISIBLE_DEVICES": "0,3"}), gpu_count({"CUDA_VISIBLE_DEVICES": "-1"})
-        (2, 0)
-    """
-    given = environ.get(VISIBLE)
-    if given is not None:
-        words = [word.strip() for word in given.split(",")]
-        return len([word for word in (words[: words.index("-1")] if "-1" in words else words) if word])
-    return len(os.listdir(_GPUS)) if _GPUS.is_dir() else 0

@@ -45,15 +45,16 @@ class Range:
     def _check(self, name: str) -> None:
         what, bounds = f"the range of {name!r}", (self.low, self.high)
         if not all(map(math.isfinite, bounds)) or self.low > self.high:
-            raise _wrong(
-                f"{what} is {self.low} to {self.high}; it must go from a number to one that is not smaller.", name
+            raise ConfigError(
+                f"{what} is {self.low} to {self.high}; it must go from a number to one that is not smaller.", name=name
             )
         if self.is_log and self.low <= 0:
-            raise _wrong(f"{what} begins at {self.low}; a logarithmic range begins above 0.", name)
+            raise ConfigError(f"{what} begins at {self.low}; a logarithmic range begins above 0.", name=name)
         least = 1 if self.is_log else 0
         if self.step is not None and not (math.isfinite(self.step) and self.step > least):
-            raise _wrong(f"the step of {name!r} is {self.step}; it must be above {least}.", name)
+            raise ConfigError(f"the step of {name!r} is {self.step}; it must be above {least}.", name=name)
         if self.is_integer and any(one != int(one) for one in bounds):
+<<<<<<< HEAD
             raise _wrong(f"{what} is {self.low} to {self.high}; an integer range has whole bounds.", name)
         if self.step is not None and (count := self._count(self.step)) > _MOST_POINTS and not self.is_integer:
             raise _wrong(
@@ -65,6 +66,9 @@ class Range:
     def _count(self, step: float) -> float:
         """Return roughly the number of values that have this step between them."""
         return math.log(self.high / self.low) / math.log(step) if self.is_log else (self.high - self.low) / step
+=======
+            raise ConfigError(f"{what} is {self.low} to {self.high}; an integer range has whole bounds.", name=name)
+>>>>>>> house2
 
     def _typed(self, value: float) -> Value:
         value = min(max(value, self.low), self.high)
@@ -112,10 +116,12 @@ class Choice:
 
     def _check(self, name: str) -> None:
         if not self.values or len(set(map(repr, self.values))) < len(self.values):
-            raise _wrong(f"{name!r} has the values {list(self.values)}; there must be some, each once.", name)
+            raise ConfigError(f"{name!r} has the values {list(self.values)}; there must be some, each once.", name=name)
         for one in self.values:
             if not isinstance(one, bool | int | float | str) or one != one:
-                raise _wrong(f"{name!r} has the value {shown(one)}; it must be a number, a text or a bool.", name)
+                raise ConfigError(
+                    f"{name!r} has the value {shown(one)}; it must be a number, a text or a bool.", name=name
+                )
 
     def points(self) -> list[Value]:
         return list(self.values)
@@ -136,6 +142,7 @@ Parameter = Range | Choice
 Space = Mapping[str, Parameter]
 
 
+<<<<<<< HEAD
 def _place(points: Sequence[Any], value: float) -> int:
     """Return the number of points below a value."""
     return bisect.bisect_left(points, value)
@@ -145,6 +152,8 @@ def _wrong(text: str, name: str) -> ConfigError:
     return ConfigError(text, name=name)
 
 
+=======
+>>>>>>> house2
 def checked(name: str, parameter: Parameter) -> Parameter:
     parameter._check(name)
     return parameter
@@ -244,10 +253,10 @@ def grid(space: Space) -> list[dict[str, Value]]:
     for name, one in space.items():
         points = one.points()
         if points is None:
-            raise _wrong(
+            raise ConfigError(
                 f"{name!r} has a range without a step, and a grid needs points: write NAME=linear:LOW:HIGH:STEP, or "
                 "NAME=log:LOW:HIGH:FACTOR.",
-                name,
+                name=name,
             )
         count *= len(points)
         if count > _MOST_POINTS:
@@ -261,7 +270,7 @@ def grid(space: Space) -> list[dict[str, Value]]:
 
 
 def to_json(parameter: Parameter) -> dict[str, Any]:
-    return {**dataclasses.asdict(parameter)}
+    return dataclasses.asdict(parameter)
 
 
 def from_json(content: Mapping[str, Any]) -> Parameter:

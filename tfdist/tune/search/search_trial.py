@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,9 @@ class TrialRequest:
         return self.until >= self.last
 
 
-def requested(environ: Mapping[str, str] | None = None) -> TrialRequest | None:
+def requested() -> TrialRequest | None:
     """Return the request for which this process was started; None outside of a search."""
-    said = SEARCH_TRIAL.read(os.environ if environ is None else environ)
+    said = SEARCH_TRIAL.read(os.environ)
     return TrialRequest(**json.loads(said)) if said else None
 
 
@@ -311,11 +311,7 @@ class ReportFiles:
 
     trial: int
     folder: Path
-    _read: dict[str, int]
-
-    @classmethod
-    def of(cls, trial: int, folder: Path) -> "ReportFiles":
-        return cls(trial, folder, {DECLARED: 0, REPORTS: 0})
+    _read: dict[str, int] = field(default_factory=lambda: {DECLARED: 0, REPORTS: 0})
 
     def news(self) -> Iterator[Declare | Report]:
         for line in self._lines(DECLARED):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from tfdist.errors import ConfigError
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.plan.host_plan import Host, parse_hosts
-from tfdist.jobs.plan.worker_spec import VISIBLE
-from tfdist.tune.search.search_settings import SearchSettings, gpu_count
+from tfdist.jobs.plan.worker_spec import VISIBLE, gpus_of
+from tfdist.tune.search.search_settings import SearchSettings
 
 _OWN = ("-n", "--workers", "--strategy", "-m", "--hosts", "--engine", "--gpus-per-worker")
 
@@ -63,7 +63,7 @@ def slots_of(settings: SearchSettings, count: int | None, environ: Mapping[str, 
             received=settings.hosts,
         )
     if launcher.name == "local":
-        places = gpu_count(environ) or cores
+        places = len(gpus_of(environ)) or cores
         return (Slot(),) * (count or max(1, places // workers))
     hosts = parse_hosts(settings.hosts) if settings.hosts is not None else launcher.hosts(environ)
     if not hosts:

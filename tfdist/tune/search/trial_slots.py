@@ -19,14 +19,14 @@ from tfdist.jobs.placement.local_placement import Child, LocalPlacement, started
 from tfdist.jobs.placement.placement_protocol import Handle
 from tfdist.jobs.placement.worker_factory import forked
 from tfdist.jobs.plan.job_plan import WORKER_FILE
-from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.jobs.plan.worker_spec import WorkerSpec, gpus_of
 from tfdist.jobs.process.script_worker import END_NOTE
 from tfdist.processes import forking, guardian
 from tfdist.processes.fork_server import ForkServer
 from tfdist.processes.job_resources import Guard
 from tfdist.processes.worker_failure import how_it_ended, read_record
 from tfdist.tune.search.search_history import End, Event, History
-from tfdist.tune.search.search_settings import SearchSettings, gpu_count
+from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_trial import BACKUP, DECLARED, ERROR, LOG, REPORTS, ReportFiles, TrialRequest
 from tfdist.tune.search.trial_jobs import Slot, command_of, is_forked, launcher_of
 from tfdist.variables import ERROR_FILE
@@ -60,7 +60,7 @@ class TrialSlots:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._settings, self._folder, self._slots, self._guard = settings, folder, slots, guard
-        self._gpus = gpu_count(os.environ)
+        self._gpus = len(gpus_of(os.environ))
         threads = str(max(1, len(os.sched_getaffinity(0)) // len(slots)))
         self._is_here = launcher_of(settings) == "local"
         shares = self._is_here and not self._gpus
@@ -111,7 +111,7 @@ class TrialSlots:
             gpus=self._gpus_of(number),
             piped=frozenset(),
         )
-        self._running[trial] = _Running(self._placement.start(spec), number, ReportFiles.of(trial, folder))
+        self._running[trial] = _Running(self._placement.start(spec), number, ReportFiles(trial, folder))
 
     def stop(self, trial: int) -> None:
         if (running := self._running.get(trial)) is not None:

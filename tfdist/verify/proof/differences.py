@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from tfdist.verify.proof.state_files import Run, Step
 
-__all__ = ["BATCH", "KINDS", "ROUNDING", "Difference", "compared", "may_round", "other_batches"]
-
 BATCH = "batch"
 #: in the order in which a step makes them: what is first wrong is the cause of the rest
 KINDS = (BATCH, "log", "state", "slot", "weight", "prediction")

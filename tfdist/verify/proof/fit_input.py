@@ -14,8 +14,6 @@ import tensorflow as tf
 from tfdist.training.global_batches import Input, Source
 from tfdist.training.replica import batch_rows
 
-__all__ = ["Written", "batches", "difference", "reversed_rows"]
-
 
 class Written:
     """A writer of the first steps of a strategy's first input.

@@ -24,8 +24,6 @@ from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import fit_input, model_values
 from tfdist.verify.proof.state_files import REVERSED, STRATEGY, Run, StateFiles, Step
 
-__all__ = ["NotComparedError", "note_layers", "on_one_device", "under_strategy"]
-
 # Keras' callbacks that write files or to the screen; of tfdist's all do
 _WRITING = (
     keras.callbacks.BackupAndRestore,

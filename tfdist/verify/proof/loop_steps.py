@@ -26,8 +26,6 @@ from tfdist.verify.proof import model_values
 from tfdist.verify.proof.fit_steps import NotComparedError, note_layers
 from tfdist.verify.proof.state_files import STRATEGY, Run, StateFiles, Step, storable
 
-__all__ = ["LoopSteps"]
-
 
 class LoopSteps:
     """A recorder of the steps of loops, until a `fit` begins."""

@@ -16,8 +16,6 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.gradients.sharding import slot_saving
 
-__all__ = ["LOG", "PREDICTION", "SLOT", "STATE", "WEIGHT", "assign", "kinds", "logged", "read"]
-
 LOG, STATE, SLOT, WEIGHT, PREDICTION = "log", "state", "slot", "weight", "prediction"
 
 Values = Mapping[str, Sequence[NDArray[Any]]]

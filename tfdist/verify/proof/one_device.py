@@ -14,8 +14,6 @@ import tfdist.strategies as strategies
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.strategies import factory
 
-__all__ = ["OneDevice", "use"]
-
 
 class OneDevice:
     """A stand-in for any strategy, with its arguments; ``replicas`` is the number that the script sees."""

@@ -19,8 +19,6 @@ from tfdist.verify.proof.differences import ROUNDING, Difference, compared, may_
 from tfdist.verify.proof.script_run import NOT_COMPARED, Request
 from tfdist.verify.proof.state_files import ONE_DEVICE, REVERSED, STRATEGY, Run, StateFiles, Step
 
-__all__ = ["Job", "Outcome", "Proof", "prove"]
-
 _GRACE_SECONDS = 5.0
 _SHOWN_LINES = 15
 _FOREIGN = ("TF_CONFIG", PREFIX)  # on one device the script is to find a process alone

@@ -16,8 +16,6 @@ from tfdist.jobs.process import script_worker
 from tfdist.variables import WORKER_INDEX
 from tfdist.verify.proof.state_files import STRATEGY
 
-__all__ = ["NOT_COMPARED", "Request", "main"]
-
 #: has the explanation where a script cannot be compared
 NOT_COMPARED = "not-compared"
 SEED = 20

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ONE_DEVICE", "REVERSED", "STRATEGY", "Run", "StateFiles", "Step"]
+from tfdist.storage.files import write_whole
 
 #: the kinds of runs
 STRATEGY, ONE_DEVICE = "strategy", "one-device"
@@ -100,7 +100,7 @@ class StateFiles:
 
     def write(self, step: Step) -> None:
         digests = {name: [self._put(one) for one in _distinct(values)] for name, values in step.values.items()}
-        _replace(self._folder / f"step-{step.number:06}.json", json.dumps(digests).encode())
+        write_whole(self._folder / f"step-{step.number:06}.json", json.dumps(digests))
 
     def steps(self) -> list[Step]:
         return [self._read(path) for path in sorted(self._folder.glob("step-*.json"))]
@@ -111,7 +111,7 @@ class StateFiles:
 
     def end(self, run: Run) -> None:
         """Store the facts about the run."""
-        _replace(self._folder / "run.json", json.dumps(asdict(run)).encode())
+        write_whole(self._folder / "run.json", json.dumps(asdict(run)))
 
     def run(self) -> Run | None:
         path = self._folder / "run.json"
@@ -157,9 +157,3 @@ def _distinct(values: Sequence[Any]) -> list[NDArray[Any]]:
     arrays = [storable(value) for value in values]
     same = all(digest_of(one) == digest_of(arrays[0]) for one in arrays[1:])
     return arrays[:1] if same else arrays
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import source_files
-from tfdist.data.sources.protocol import NONE, Options, examples_per_block
+from tfdist.data.sources.protocol import Options, examples_per_block
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, CorruptDataError
 
@@ -20,7 +20,7 @@ _MESSAGE = b"\xff\xff\xff\xff"
 _END = b"\0\0\0\0"
 
 
-def open_arrow(path: str, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
+def open_arrow(path: str, schema: Schema | None, options: Options) -> arrow_table.Table:
     """One file as a source."""
     table = table_of(path)
     if not table.num_columns:
@@ -28,16 +28,15 @@ def open_arrow(path: str, schema: Schema | None = None, options: Options = NONE)
     first = (lambda: arrow_table.first_rows(table)) if table.num_rows else None
     found = arrow_table.columns_of(table.schema, schema, path, options, first)
     step = examples_per_block(table.nbytes // max(1, table.num_rows))
-    read = functools.partial(_rows, path, found.read, step)
+    read = functools.partial(_batches, path, found.read, step)
     identity = source_files.identity("arrow", [path])
     is_stamped = source_files.are_stamped(identity)
     names = table.schema.names
     return arrow_table.Table(found, read, names, identity, count=table.num_rows, seekable=True, identifies=is_stamped)
 
 
-def _rows(path: str, columns: list[str], step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
-    length = None if stop is None else max(0, stop - start)
-    return start, iter(table_of(path).select(columns).slice(start, length).to_batches(max_chunksize=step))
+def _batches(path: str, columns: list[str], step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
+    return arrow_table.batches_of(table_of(path).select(columns), step, start, stop)
 
 
 def table_of(path: str) -> Any:

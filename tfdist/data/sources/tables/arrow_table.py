@@ -16,6 +16,7 @@ from tfdist.data.sources.tables.arrow_types import (
     arrow,
     borrowed,
     innermost,
+    is_list,
     is_text,
     nulls_of,
     plain,
@@ -195,13 +196,19 @@ def first_rows(rows: Any) -> Any:
     return next(batch for batch in rows.to_batches(max_chunksize=_FIRST_ROWS) if batch.num_rows)
 
 
+def batches_of(rows: Any, step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
+    """Return the first row and the batches that `Table` reads of a `pyarrow.Table`, ``step`` rows at a time."""
+    length = None if stop is None else max(0, stop - start)
+    return start, iter(rows.slice(start, length).to_batches(max_chunksize=step))
+
+
 def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | None = None) -> Feature:
     """The feature that a column of this Arrow type is."""
     types = arrow().types
     inner, shape = plain(kind), list[int | None](tail(kind) if matrix is None else matrix)
     for _ in shape:
         inner = plain(inner.value_type)
-    if not shape and (types.is_list(inner) or types.is_large_list(inner)):
+    if not shape and is_list(inner):
         shape.append(None)
         inner = plain(inner.value_type)
     if is_text(inner) or (types.is_decimal(inner) and inner.precision > arrow_units.DIGITS):
@@ -324,7 +331,7 @@ def _values(feature: Feature, array: Any, fill: Any = None) -> Any:
     array = unwrapped(array)
     if arrow_types.is_matrix(array.type) and len(feature.shape) > 1:
         return _matrices(feature, array, fill)
-    if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
+    if is_list(array.type):
         return _lists(feature, array, fill)
     if arrow_units.is_counted(array.type):
         if feature.dtype == TEXT:

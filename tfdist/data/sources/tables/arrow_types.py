@@ -35,10 +35,16 @@ def plain(kind: Any) -> Any:
             return found
 
 
+def is_list(kind: Any) -> bool:
+    """A type is lists, of fixed size or not."""
+    types = arrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
 def innermost(kind: Any) -> Any:
     """The type of the values of lists, and of lists in lists."""
-    types, inner = arrow().types, plain(kind)
-    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+    inner = plain(kind)
+    while is_list(inner):
         inner = plain(inner.value_type)
     return inner
 
@@ -178,8 +184,8 @@ def flattened(array: Any, shape: tuple[int, ...]) -> Any:
 
 def _levels(kind: Any) -> list[bool]:
     """For each level of lists: the type says its size."""
-    types, inner, found = arrow().types, plain(kind), []
-    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
-        found.append(bool(types.is_fixed_size_list(inner)))
+    inner, found = plain(kind), []
+    while is_list(inner):
+        found.append(bool(arrow().types.is_fixed_size_list(inner)))
         inner = plain(inner.value_type)
     return found

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.sources.tables.arrow_types import arrow
+
 _EPOCH = " since 1970-01-01"
 _MIDNIGHT = " since midnight"
 _UTC = " UTC"
@@ -31,21 +33,15 @@ class MisfitError(Exception):
         self.place, self.why = place, why
 
 
-def _arrow() -> Any:
-    import pyarrow
-
-    return pyarrow
-
-
 def is_counted(kind: Any) -> bool:
     """Return whether values of an Arrow type are counted in a unit: dates, times, durations, decimals."""
-    types = _arrow().types
+    types = arrow().types
     return bool(types.is_temporal(kind) or types.is_decimal(kind))
 
 
 def unit_of(kind: Any) -> str:
     """Return the unit in which values of an Arrow type are counted; empty if there is none."""
-    types = _arrow().types
+    types = arrow().types
     if types.is_date(kind):
         return "days" + _EPOCH
     if types.is_timestamp(kind):
@@ -59,7 +55,7 @@ def unit_of(kind: Any) -> str:
 
 def type_of(unit: str) -> Any:
     """Return the Arrow type as which text in a unit is parsed; None if any number is allowed."""
-    pyarrow = _arrow()
+    pyarrow = arrow()
     if scale := _SCALE.fullmatch(unit):
         exponent = int(scale["exponent"])
         return pyarrow.decimal128(DIGITS, -exponent) if -DIGITS <= exponent < 0 else None
@@ -110,7 +106,7 @@ def _factors(own: str, wanted: str) -> tuple[int, int]:
 
 def _numbers(array: Any) -> NDArray[np.int64] | list[int]:
     """Return the counts in the unit of the array's own type."""
-    pyarrow, types = _arrow(), _arrow().types
+    pyarrow, types = arrow(), arrow().types
     kind = array.type
     if not len(array):
         return np.empty(0, np.int64)

@@ -21,7 +21,7 @@ import numpy as np
 
 from tfdist.data.format.schema import TEXT, Feature, Schema, fits_float32, with_rounding
 from tfdist.data.sources import compressed_files, source_files
-from tfdist.data.sources.protocol import BLOCK_BYTES, NONE, Options
+from tfdist.data.sources.protocol import BLOCK_BYTES, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types, arrow_units
 from tfdist.errors import ConfigError
 
@@ -57,7 +57,7 @@ def number(kind: Any, texts: Any) -> Feature:
     return Feature("float32" if fits_float32(values).all() else "float64")
 
 
-def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
+def open_csv(path: str, schema: Schema | None, options: Options) -> arrow_table.Table:
     """Open a CSV file (TSV by its extension) as a source; the first line has the names of columns."""
     pyarrow = arrow_types.arrow()
     with _opened(path, None, options.delimiter) as reader:

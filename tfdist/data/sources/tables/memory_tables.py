@@ -15,7 +15,7 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.protocol import NONE, Options, examples_per_block
+from tfdist.data.sources.protocol import Options, examples_per_block
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -24,7 +24,7 @@ _INDEX = re.compile(r"__index_level_\d+__")  # pandas' name of an index without 
 _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
 
 
-def open_table(examples: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
+def open_table(examples: Any, schema: Schema | None, options: Options) -> arrow_table.Table:
     """Return a table as a source; a pandas index becomes a column if it has a name, and column names become text."""
     table = _arrow_table(examples)
     table = table.drop_columns([name for name in table.column_names if _INDEX.fullmatch(name)])
@@ -35,14 +35,10 @@ def open_table(examples: Any, schema: Schema | None = None, options: Options = N
         )
     found = arrow_table.columns_of(table.schema, schema, _TABLE, options, lambda: arrow_table.first_rows(table))
     kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
-    read = functools.partial(_rows, table.select(found.read), examples_per_block(table.nbytes // table.num_rows))
+    step = examples_per_block(table.nbytes // table.num_rows)
+    read = functools.partial(arrow_table.batches_of, table.select(found.read), step)
     identity = {"kind": "table", "count": table.num_rows, "columns": kinds}
     return arrow_table.Table(found, read, table.column_names, identity, count=table.num_rows, seekable=True)
-
-
-def _rows(table: Any, step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
-    length = None if stop is None else max(0, stop - start)
-    return start, iter(table.slice(start, length).to_batches(max_chunksize=step))
 
 
 def _arrow_table(examples: Any) -> Any:
@@ -65,7 +61,7 @@ def is_of_ray(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "ray" and hasattr(value, "iter_batches")
 
 
-def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
+def open_ray(dataset: Any, schema: Schema | None, options: Options) -> arrow_table.Table:
     """Return a `ray.data.Dataset` as a source; it is executed as far as its first block."""
     if not hasattr(dataset, "context") or not hasattr(dataset, "materialize"):
         raise ConfigTypeError(

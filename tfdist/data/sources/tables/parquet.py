@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import source_files
-from tfdist.data.sources.protocol import NONE, Options, examples_per_block
+from tfdist.data.sources.protocol import Options, examples_per_block
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, CorruptDataError
 
@@ -16,7 +16,7 @@ _BUFFER_BYTES = 1 << 20  # of a column, so that a large row group is not read wh
 _LEAST_ROWS = 64
 
 
-def open_parquet(path: str, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
+def open_parquet(path: str, schema: Schema | None, options: Options) -> arrow_table.Table:
     with _opened(path) as file:
         types = file.schema_arrow
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]

@@ -106,7 +106,7 @@ class Renumbered:
         return table[array].astype(array.dtype)
 
 
-def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source:
+def open_tfrecords(paths: Sequence[str], schema: Schema | None) -> Source:
     """Open TFRecord files as one source.
 
     Files of `tfdist.data.write` have the schema of their manifest. For others, it is inferred from 256 records of up to
