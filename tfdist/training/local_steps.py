@@ -168,11 +168,7 @@ def stepping(
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """Return the context of steps of a model; see `LocalSteps.stepping`."""
     local = of(model) if training else None
-    return contextlib.nullcontext(_ignored) if local is None else local.stepping(forget, rules)
-
-
-def _ignored(steps: int) -> None:
-    pass
+    return contextlib.nullcontext(lambda steps: None) if local is None else local.stepping(forget, rules)
 
 
 class LocalSteps:

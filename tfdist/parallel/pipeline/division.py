@@ -333,7 +333,3 @@ def _elements(shape: Sequence[Any]) -> float:
     for size in shape:
         count *= size or 1
     return count
-
-
-#: what a function of the user's is given and returns
-StagesFunction = Callable[[keras.Model, int], Sequence[str]]
