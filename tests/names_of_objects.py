@@ -28,7 +28,7 @@ from tests.private_objects import (
     node,
     optimizer,
 )
-from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras import callback_fields
 
 #: a name of the file's own, in a class that derives from one of TensorFlow's or Keras'
 OURS = None
@@ -65,7 +65,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "keras/callback_fields.py": {
         **{
             name: functools.partial(callback, name)
-            for names in keras_callbacks._FIELDS.values()
+            for names in callback_fields._FIELDS.values()
             for name in names
             if private_names.is_private(name)
         },

@@ -16,10 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables, metric_weights
 from tfdist.compat.keras import loss as keras_loss
-from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
@@ -56,7 +54,7 @@ def divisors(
     """Return the sums over a batch by which the losses of a model divide."""
     _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     with current, keras.StatelessScope():  # a metric of a loss counts nothing now
-        keras_model.compiled_loss(model, y, graphs.packed(division.graph, list(outputs)), sample_weight)
+        keras_trainer.compiled_loss(model, y, graphs.packed(division.graph, list(outputs)), sample_weight)
     return current.sums
 
 
@@ -79,7 +77,7 @@ def with_masks(outputs: Sequence[tf.Tensor], flow: Flow, inputs: Sequence[Any]) 
 
 def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
     """Return the names of the losses that compute one value from several examples of a batch."""
-    container = keras_model.compiled_losses(model)
+    container = keras_trainer.compiled_losses(model)
     if container is None:
         return []
     random = np.random.default_rng(0)
@@ -97,8 +95,8 @@ def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
     """Return rules by which a user's metrics are given the rows of all replicas of the last stage."""
     if replicas == 1:
         return Rules()
-    every = keras_model.metrics(model)
-    own = [number for number, metric in enumerate(every) if keras_metrics.counts_by_itself(metric)]
+    every = keras_trainer.metrics(model)
+    own = [number for number, metric in enumerate(every) if metric_weights.counts_by_itself(metric)]
     numbers = range(len(every))  # a metric that takes the mean of a function asks once
     return Rules({**{("metric", number): "whole" for number in own}, **{("number", n): "whole" for n in numbers}})
 
