@@ -39,7 +39,8 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
     if training and (local := local_steps.of(model)) is not None:
-        running.callbacks.insert(0, _Means(local))  # before those that read weights at the end
+        # before those that read weights at the end, it makes the mean over workers the weights of all
+        running.callbacks.insert(0, keras.callbacks.LambdaCallback(on_train_end=lambda logs: local.ends()))
     is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_trainer.optimizers(model))
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
     if is_sharded:  # where weights are sharded too, all save the model together
@@ -102,17 +103,6 @@ class _Ends(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         step_clock().training_ends()
-
-
-class _Means(keras.callbacks.Callback):
-    """The callback that makes the mean over workers the weights of all at the end of training."""
-
-    def __init__(self, local: local_steps.LocalSteps) -> None:
-        super().__init__()
-        self._local = local
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._local.ends()
 
 
 class _Agree(keras.callbacks.Callback):

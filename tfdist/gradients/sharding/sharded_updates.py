@@ -109,7 +109,11 @@ class Updates:
 
     def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
         """Divide the variables for which the optimizer is built, and return stand-ins from which to make slots."""
-        _require_known(self._optimizer)
+        sharded_optimizer.require_update_step_alone(
+            self._optimizer,
+            because="a worker of sharded data parallelism has parts of them",
+            instead="MultiWorkerMirroredStrategy without shard_optimizer",
+        )
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
         parts: list[Part] = (
@@ -271,11 +275,3 @@ class Updates:
 
 def _is_mine(part: Part) -> bool:
     return not isinstance(part, Owned) or part.is_mine
-
-
-def _require_known(optimizer: keras.optimizers.Optimizer) -> None:
-    sharded_optimizer.require_update_step_alone(
-        optimizer,
-        because="a worker of sharded data parallelism has parts of them",
-        instead="MultiWorkerMirroredStrategy without shard_optimizer",
-    )

@@ -9,7 +9,6 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -79,7 +78,8 @@ class Chief:
         self.staleness = Distribution()
         #: parts that came too late, see ``backup_workers``
         self.dropped = Dropped()
-        self._bounded = BoundedCalls(timeout_seconds, require_servers)
+        #: runs the second function of a step, within the servers' deadline
+        self.apply = BoundedCalls(timeout_seconds, require_servers)
 
     @property
     def together(self) -> bool:
@@ -153,10 +153,6 @@ class Chief:
             for task in tasks:
                 self.scheduler.cancel(task)
 
-    def apply(self, call: Callable[[], Any]) -> Any:
-        """Run the second function of a step, within the servers' deadline."""
-        return self._bounded(call)
-
     def _build(self, model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
         keras_loop.build(model, iterator, data_batch)
         self.when_built(model)
@@ -229,9 +225,7 @@ class _ChiefSteps:
         self._numbers = itertools.count()
         self._logs: Any = None
 
-    def running(self, iterator: Any) -> AbstractContextManager[None]:
-        """Enclose the steps of one call of Keras."""
-        return _running()
+    running = staticmethod(_running)
 
     def several(self, batches: Epoch, left: int) -> None:
         """Return None: no graph runs several steps, because the chief applies each."""
