@@ -89,12 +89,9 @@ class Totals:
 
     def over(self, sums: list[tf.Tensor], ask: Callable[[], Any]) -> Any:
         """Return the result of ``ask`` while the variables have these values."""
-        asked, self._current.result_of = self._current.result_of, None  # a metric may ask others that it is made of
-        try:
-            with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=False))):
-                return ask()
-        finally:
-            self._current.result_of = asked
+        values = list(zip(self.variables, sums, strict=False))
+        with self._current.own_results(), keras.StatelessScope(state_mapping=values):
+            return ask()
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         value = tf.convert_to_tensor(variable.value)
@@ -247,14 +244,14 @@ def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
     return [pair for key in sorted(logs) for pair in _with_names(logs[key], f"{name}/{key}" if name else str(key))]
 
 
-def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
+def scalars(logs: Any) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
     """Return the float scalars in the logs, and a function that puts other values in their place."""
     flat = tf.nest.flatten(logs)
     tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
     index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
 
     def put(values: list[Any]) -> Any:
-        leaves: list[Any] = list(tensors) if keep_others else [None] * len(tensors)
+        leaves: list[Any] = list(tensors)
         for i, value in zip(index, values, strict=True):
             leaves[i] = value
         return tf.nest.pack_sequence_as(logs, leaves)
