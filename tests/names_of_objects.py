@@ -28,7 +28,7 @@ from tests.private_objects import (
     node,
     optimizer,
 )
-from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras import callback_fields
 
 #: a name of the file's own, in a class that derives from one of TensorFlow's or Keras'
 OURS = None
@@ -65,7 +65,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "keras/callback_fields.py": {
         **{
             name: functools.partial(callback, name)
-            for names in keras_callbacks._FIELDS.values()
+            for names in callback_fields._FIELDS.values()
             for name in names
             if private_names.is_private(name)
         },
@@ -183,13 +183,19 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/meshes/sharded_variable.py": {
         **each("_constraint _shape _value", lambda: keras.Variable([1.0])),
         **each("_get_on_device_or_primary _shared_name _unique_id", lambda: model().weights[0].value),
+        **each("_distribute_strategy _restore_from_tensors _serialize_to_tensors", lambda: model().weights[0].value),
+        "_changed": OURS,
     },
     "tensorflow/new_variables.py": {
         **each("_dtype _shape", lambda: keras.Variable([1.0])),
         "_handle_data": lambda: tf.Variable(1.0).handle,
         "_unique_id": lambda: tf.Variable(1.0),
     },
-    "tensorflow/partitioned.py": each("_value", lambda: keras.Variable([1.0])),
+    "tensorflow/partitioned.py": {
+        "_value": lambda: keras.Variable([1.0]),
+        **each("_distribute_strategy _shared_name _unique_id", lambda: model().weights[0].value),
+        **each("_changed _keras_variables", OURS),
+    },
     "tensorflow/replay.py": {"_class": node},
     "tensorflow/ring_extended.py": {
         **each(EXTENDED, lambda: MirroredExtended),
@@ -230,6 +236,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "planted.py": {},
     "tensorflow/steps/replica_services.py": {},
+    "tensorflow/whole_variable.py": {},
     "tensorflow/traced_uses.py": {
         "experimental_acd_manager": lambda: tf.Graph,
         "_get_on_device_or_primary": lambda: model().weights[0].value,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDeviceIterator
 
-from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras import callback_fields
 from tfdist.compat.keras.symbolic import tensor_attributes
 from tfdist.strategies import MirroredStrategy
 
@@ -107,7 +107,7 @@ def optimizer() -> keras.optimizers.Optimizer:
 
 
 def callback(name: str) -> type:
-    return next(kind for kind, names in keras_callbacks._FIELDS.items() if name in names)
+    return next(kind for kind, names in callback_fields._FIELDS.items() if name in names)
 
 
 def node() -> Any:

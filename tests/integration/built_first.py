@@ -12,8 +12,8 @@ from typing import Any
 
 from keras.src.backend.tensorflow import trainer
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.keras import keras_trainer
+from tfdist.compat.tensorflow import tf_data
 
 _kept = trainer.TensorFlowTrainer._maybe_symbolic_build
 assert "self._distribute_strategy is None" in inspect.getsource(_kept), "what builds models has changed"
@@ -23,9 +23,9 @@ assert "self._distribute_strategy is None" in inspect.getsource(_kept), "what bu
 def _built(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     if model._distribute_strategy is not None or model.run_eagerly or iterator is None:
         _kept(model, iterator=iterator, data_batch=data_batch)
-    elif not keras_model.is_built(model):
-        spec = keras_model.input_of(iterator).element_spec
-        keras_model.symbolic_build(model, tf_data.without_nones(spec))
+    elif not keras_trainer.is_built(model):
+        spec = keras_trainer.input_of(iterator).element_spec
+        keras_trainer.symbolic_build(model, tf_data.without_nones(spec))
 
 
 trainer.TensorFlowTrainer._maybe_symbolic_build = _built

@@ -32,10 +32,8 @@ from tests.private_objects import (
 )
 from tfdist.compat import planted, version_pairs
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_frames as keras_calls
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.keras import keras_frames, keras_trainer, layer_methods
+from tfdist.compat.tensorflow import tf_data
 
 INSTALLED = version_pairs.judge(tf.__version__, keras.__version__).text
 
@@ -129,7 +127,7 @@ LOCALS = [
 
 @pytest.mark.parametrize(("file", "method", "names"), LOCALS)
 def test_frames_of_the_trainer_have_their_variables(file: str, method: str, names: list[str]) -> None:
-    code = keras_calls.code_of(getattr(keras.Model, method))
+    code = keras_frames.code_of(getattr(keras.Model, method))
     missing = set(names) - set(code.co_varnames + code.co_cellvars)
     assert not missing, moved(file, f"the variable {', '.join(sorted(missing))} of keras.Model.{method}")
 
@@ -166,7 +164,7 @@ def test_an_optimizer_asks_for_merge_calls_from_the_module_that_is_known() -> No
 
 
 def test_the_trainer_calls_what_is_taken_the_place_of() -> None:
-    lost = keras_model.lost_hooks()
+    lost = keras_trainer.lost_hooks()
     assert not lost, moved("keras/model.py", f"what {', '.join(lost)} calls")
 
 
@@ -221,7 +219,7 @@ def test_a_batch_is_found_from_the_optimizer(kind: type) -> None:
 
     class Asks(keras.optimizers.SGD):
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            seen.append(keras_model.data_of_calling_step())
+            seen.append(keras_trainer.data_of_calling_step())
             return super().apply(grads, trainable_variables)
 
     plain = kind([keras.Input((2,)), keras.layers.Dense(1)])
@@ -237,12 +235,12 @@ def test_a_model_is_found_by_its_strategy(method: str) -> None:
     with strategy().scope():
         made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         made.compile("sgd", "mse")
-    assert keras_model.is_marked(made), moved("keras/model.py", "the frame of compile, seen from a new variable")
+    assert keras_trainer.is_marked(made), moved("keras/model.py", "the frame of compile, seen from a new variable")
     if method == "compile":
         return
     planted.of_model(made).strategy = None
     getattr(made, method)(X) if method == "predict" else getattr(made, method)(X, Y)
-    assert keras_model.is_marked(made), moved("keras/model.py", f"the frame of {method}, seen from a strategy")
+    assert keras_trainer.is_marked(made), moved("keras/model.py", f"the frame of {method}, seen from a strategy")
 
 
 @pytest.mark.parametrize("path", private_names.files(), ids=private_names.file)
@@ -288,15 +286,15 @@ def test_a_name_without_an_assertion_is_seen(tmp_path: Any) -> None:
 def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tested: Any, says: str) -> None:
     here = (version_pairs.Pair(tf.__version__, keras.__version__),)
     monkeypatch.setattr(version_pairs, "TESTED", here if tested is None else tested)
-    assert says in str(keras_calls.refuse("Model.fit", seen="is not found"))
+    assert says in str(keras_frames.refuse("Model.fit", seen="is not found"))
 
 
-@pytest.mark.parametrize("kind", keras_layers.ATTENTIONS)
+@pytest.mark.parametrize("kind", layer_methods.ATTENTIONS)
 def test_attentions_have_their_parts(kind: Any) -> None:
     made = attention(kind)
     missing = [name for name in ATTENTION if not hasattr(made, name)]
     assert not missing, moved("keras/layers.py", f"{', '.join(missing)} of {kind.__name__}")
-    dropout, heads = keras_layers.dropout_of_scores(made)
+    dropout, heads = layer_methods.dropout_of_scores(made)
     assert (type(dropout), heads) == (keras.layers.Dropout, -3), moved("keras/layers.py", "the scores of an attention")
 
 

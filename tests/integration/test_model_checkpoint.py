@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras import callback_fields
 
 
 @pytest.mark.quick
@@ -15,7 +15,7 @@ def test_a_folder_that_another_process_makes_at_the_same_time_is_no_error(
 ) -> None:
     """Another process makes it just before Keras would, which has looked already and found none."""
     callback = keras.callbacks.ModelCheckpoint(tmp_path / "new" / "{epoch}" / "model.keras")
-    keras_callbacks.let_share_folder(callback)
+    callback_fields.let_share_folder(callback)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     callback.set_model(model)
     exists = os.path.exists

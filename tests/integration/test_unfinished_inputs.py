@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.integration.forks import TAKEN_APART, Forks
 from tfdist.cluster import strategy_table
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 from tfdist.variables import STAGES
 
 SCRIPT = Path(__file__).parent / "cases" / "unfinished_inputs.py"

@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir(parents=True)
     with run_folder.running(folder, CheckpointConfig(num_to_keep=2)) as variables:
         monkeypatch.setenv(REPORTS.name, variables[REPORTS.name])
-        monkeypatch.setattr(reports, "_reporter", reports._Reporter())
+        monkeypatch.setattr(reports, "_next", None)
         yield folder
 
 

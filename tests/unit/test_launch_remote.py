@@ -25,8 +25,7 @@ from tfdist.jobs.plan.host_plan import Host, Remote, parse_hosts, parse_shell, p
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.remote import host_link
-from tfdist.jobs.remote.host_link import HostLink
-from tfdist.jobs.remote.host_link import RemoteSteps as Recorded
+from tfdist.jobs.remote.host_link import HostLink, RemoteSteps
 from tfdist.jobs.remote.host_reports import Forward, Steps
 from tfdist.monitor.recording.row_ring import Ring, read
 from tfdist.monitor.recording.rows import TIMES, WIDTH
@@ -207,7 +206,7 @@ def test_steps_recorded_elsewhere_are_kept_on_this_clock_and_each_once(tmp_path:
     for memory in (there, here):
         memory.mkdir()
     steps_folder(here, 3).mkdir()
-    steps, recorded = Steps(there), Recorded(here)
+    steps, recorded = Steps(there), RemoteSteps(here)
     steps.open(3)
     made = np.random.default_rng(0).integers(1, 10**12, (5, WIDTH))
     made[0, TIMES[2:]] = 0  # was not seen

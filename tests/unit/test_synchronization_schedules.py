@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.outer import meeting_schedules
-from tfdist.gradients.outer.fragments import divided
 from tfdist.gradients.outer.meeting_schedules import (
     DiLoCo,
     ElasticAveraging,
@@ -19,6 +18,7 @@ from tfdist.gradients.outer.meeting_schedules import (
     LocalSGD,
     PostLocalSGD,
     Synchronization,
+    divided,
     mixing,
     rounds,
 )

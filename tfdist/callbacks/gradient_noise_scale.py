@@ -12,8 +12,7 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.callbacks.noise_scale_math import Averages, Norms, verdict
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import stateless_scope
+from tfdist.compat.keras import keras_trainer, stateless_scope
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.reduction import replica_sums
@@ -113,14 +112,14 @@ class GradientNoiseScale(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Check that the numbers suit the replicas."""
         self._strategy = self.model.distribute_strategy or tf.distribute.get_strategy()
-        if keras_model.has_own_train_step(self.model) or self.model.loss is None:
+        if keras_trainer.has_own_train_step(self.model) or self.model.loss is None:
             raise ConfigError(
                 f"the model {self.model.name!r} has a train_step of its own, or no loss; the gradient noise scale is "
                 "that of the loss given to compile(). Compile it with one.",
                 name=self.model.name,
             )
         self._parts = _parts(self.parts, self.batch_size, tf_strategies.replica_count(self._strategy))
-        self._unseeded = keras_model.global_seed_generator()
+        self._unseeded = keras_trainer.global_seed_generator()
 
         def on_replicas(batch: Any) -> tf.Tensor:
             return tf_strategies.first_local_value(self._strategy.run(_untraced(self._on_replica), args=(batch,)))
@@ -186,7 +185,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def _on_replica(self, batch: Any) -> tf.Tensor:
         """Return the mean of the small batches' squared norms, and the squared norm of their mean, float64 ``[2]``."""
-        keras_model.use_global_seed_generator(self._unseeded)
+        keras_trainer.use_global_seed_generator(self._unseeded)
         variables = [variable.value for variable in self.model.trainable_variables]
         rows, mine = self.batch_size // self._parts, self._parts // tf_strategies.replica_count(self._strategy)
         first = mine * tf_strategies.replica_index()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 
 _PYTHON, _NUMPY, _EAGER, _GENERATOR, _KERAS = "python", "numpy", "tensorflow", "generator", "keras"
 
@@ -54,7 +54,7 @@ def _eager() -> random.Random | None:
 
 
 def _keras() -> Any:
-    return keras_model.global_seed_generator().state
+    return keras_trainer.global_seed_generator().state
 
 
 def _value(variable: Any) -> NDArray[Any]:

@@ -11,22 +11,19 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer, sharded_optimizer
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compression import registry
 from tfdist.compression.codec import Codec
 from tfdist.compression.codecs.casting import Whole
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
-from tfdist.gradients.reduction import norms, reducer
-from tfdist.gradients.reduction import replica_sums as sums_over
+from tfdist.gradients.reduction import norms, reducer, replica_sums
 from tfdist.gradients.reduction.compressed_reducer import Compression
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.optimizers.saved_state import SavedState
 from tfdist.training import loss_scale
-from tfdist.training.replica import batch_rows, current_step
-from tfdist.training.replica import replica_optimizers as training
+from tfdist.training.replica import batch_rows, current_step, replica_optimizers
 from tfdist.training.strategy_mixin import KerasTraining
 
 _HALF = ("float16", "bfloat16")
@@ -180,7 +177,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         if self._accumulates_parts:
             (part,) = sharded_slots.parts_of(self, [variable])
             dtype = "float32" if variable.dtype in _HALF else variable.dtype
-            with keras_sharded.making_parts(self):
+            with sharded_optimizer.making_parts(self):
                 room = self.add_variable(part.shape, dtype=dtype, name=f"{variable.path.replace('/', '_')}_sum")
             slot_saving.note_part(room, part)
             return room
@@ -244,7 +241,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         self.build(variables)
         grads = list(grads)
         gradients = reducer.present(grads, variables, self)
-        weighted = reducer.weighted(gradients, training.weight(self, gradients))
+        weighted = reducer.weighted(gradients, replica_optimizers.weight(self, gradients))
         if self._accumulates_parts:
             weighted = self._together(weighted, variables)
 
@@ -294,7 +291,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         def scale() -> Any:  # a memory has no scale, so gradients that meet one are unscaled before
             return None if self.reducer_variables else loss_scale.variable_of(self)
 
-        return training.reduced(self, gradients, variables, self._reducer, scale)
+        return replica_optimizers.reduced(self, gradients, variables, self._reducer, scale)
 
     def _unscaled(self, value: tf.Tensor) -> tf.Tensor:
         if self.loss_scale is None:
@@ -328,7 +325,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
     def check_finite(self, grads: list[Any]) -> tf.Tensor:
         """Return whether all gradients are finite, as a bool scalar."""
         own = sharded_slots.of(self)
-        return sums_over.are_finite(grads) if own is None else norms.are_finite(grads, own.total)
+        return replica_sums.are_finite(grads) if own is None else norms.are_finite(grads, own.total)
 
     def clipped(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Return clipped gradients.
@@ -350,7 +347,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
             return [None if grad is None else tf.clip_by_norm(grad, self.clipnorm) for grad in grads]
         limit = self.clipvalue
         if limit is not None:
-            return [sums_over.mapped(lambda value: tf.clip_by_value(value, -limit, limit), grad) for grad in grads]
+            return [replica_sums.mapped(lambda value: tf.clip_by_value(value, -limit, limit), grad) for grad in grads]
         return grads
 
     def get_config(self) -> dict[str, Any]:
@@ -377,7 +374,7 @@ def _examples() -> tf.Tensor:
     current = current_step.current()
     if current is not None:
         return tf.cast(current.global_rows, tf.int64)
-    data = keras_model.data_of_calling_step()
+    data = keras_trainer.data_of_calling_step()
     return tf.constant(1, tf.int64) if data is None else tf.cast(batch_rows.rows_of(data), tf.int64)
 
 

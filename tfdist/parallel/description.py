@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.gradients.sharding import slot_saving
 
@@ -67,7 +67,7 @@ def describe(model: keras.Model) -> None:
     rows = [("weight", "shape", "layout", "bytes on each device")]
     found = places(model)
     rows += [(one.path, str(one.shape), str(one.layout), f"{one.bytes:,}") for one in found]
-    slots = [_place(one) for optimizer in keras_model.optimizers(model) for one in optimizer.variables]
+    slots = [_place(one) for optimizer in keras_trainer.optimizers(model) for one in optimizer.variables]
     for name, summed in (("weights", found), ("optimizer", slots)):
         if summed:
             whole = sum(one.whole_bytes for one in summed)

@@ -12,8 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import current_step
 
@@ -98,12 +97,12 @@ class _Example:
         self._data = data
         self._weights = model.trainable_variables
         self.values = [tf.convert_to_tensor(weight.value) for weight in self._weights]
-        generators = [*keras_variables.seed_generators(model), keras_model.global_seed_generator()]
+        generators = [*keras_variables.seed_generators(model), keras_trainer.global_seed_generator()]
         self._seeds = [(one.state, tf.convert_to_tensor(one.next())) for one in generators]
         seeds = {id(state) for state, _ in self._seeds}
         others = [one for one in model.non_trainable_variables if id(one) not in seeds]
         self._others = [(one, tf.convert_to_tensor(one.value)) for one in others]
-        in_float16 = any(layer.compute_dtype == "float16" for layer in keras_model.layers(model))
+        in_float16 = any(layer.compute_dtype == "float16" for layer in keras_trainer.layers(model))
         self._scale = _SCALE_OF_FLOAT16 if in_float16 else 1.0
         #: of the model's outputs, known when it has run
         self.structure: Any = None

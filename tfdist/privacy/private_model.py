@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist import validation
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.data import PoissonBatches
@@ -250,7 +250,7 @@ def _required(model: keras.Model, x: Any) -> PoissonBatches:
             "Let Keras' own step train it; compute_loss may be your own.",
             name="train_step",
         )
-    for layer in keras_model.layers(model):
+    for layer in keras_trainer.layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise UnsupportedError(
                 f"the layer {layer.name!r} normalizes by statistics of the batch, so no gradient belongs to one "
@@ -258,9 +258,9 @@ def _required(model: keras.Model, x: Any) -> PoissonBatches:
                 name=layer.name,
             )
     _require_optimizer(model.optimizer)
-    _require_strategy(keras_model.created_under(model))
+    _require_strategy(keras_trainer.created_under(model))
     if model.jit_compile:
-        if keras_model.compile_arguments(model).get("jit_compile") != "auto":
+        if keras_trainer.compile_arguments(model).get("jit_compile") != "auto":
             raise UnsupportedError(
                 "jit_compile is True, and the number of examples of a Poisson sample is known when the step runs, too "
                 "late for XLA. Pass jit_compile=False to model.compile().",
@@ -297,5 +297,5 @@ def _require_strategy(strategy: Any) -> None:
 
 
 def _scope(model: keras.Model) -> Any:
-    strategy = keras_model.created_under(model)
+    strategy = keras_trainer.created_under(model)
     return contextlib.nullcontext() if strategy is None else strategy.scope()

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.errors import UnsupportedError
 from tfdist.privacy import clipped_gradients
@@ -74,13 +74,13 @@ class PrivateStep:
         optimizer.apply([tf.cast(g * scale, w.dtype) for g, w in zip(gradients, weights, strict=True)], weights)
 
     def _logs(self, x: Any, y: Any, outputs: Any, weight: Any, losses: tf.Tensor, rows: tf.Tensor) -> Any:
-        tracker = keras_model.loss_tracker(self._model)
+        tracker = keras_trainer.loss_tracker(self._model)
         tracker.update_state(tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(rows, tf.float32)), rows)
         return self._model.compute_metrics(x, y, outputs, sample_weight=weight)
 
 
 def _require_losses_of_examples(model: keras.Model) -> None:
-    container = keras_model.compiled_losses(model)
+    container = keras_trainer.compiled_losses(model)
     for loss in [] if container is None else keras_loss.compiled(container):
         if keras_loss.compares_examples(loss):
             name = getattr(loss, "name", type(loss).__name__)

@@ -12,7 +12,7 @@ from tfdist import cluster as clusters
 from tfdist import strategies, validation
 from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
-from tfdist.compat.keras import keras_distributions as keras_distributions
+from tfdist.compat.keras import keras_distributions
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import local_replicas

@@ -14,8 +14,7 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective, relative_paths
-from tfdist.compat.keras import keras_distributions as keras_distributions
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_distributions, keras_trainer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
@@ -181,7 +180,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
             ConfigError: a layout matches no weight.
             UnsupportedError: the model runs eagerly, and devices of this process hold parts of its weights.
         """
-        every = keras_model.layers(model)
+        every = keras_trainer.layers(model)
         if model.run_eagerly and self.cuts_weights and self._slices < len(self._axes):
             raise UnsupportedError(
                 f"the model {model.name!r} runs eagerly (run_eagerly=True), so the replicas of one process run one "

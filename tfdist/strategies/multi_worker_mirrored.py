@@ -18,7 +18,7 @@ from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective, relative_paths
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.tensorflow import coordination_service as tf_coordination
+from tfdist.compat.tensorflow import coordination_service
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.mesh_replicas import FullyShardedReplicas
@@ -162,7 +162,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         self._workers = Workers(
             workers,
             timeout_seconds=timeout_seconds,
-            notes=tf_coordination if several else None,
+            notes=coordination_service if several else None,
         )
         if several:
             own = [] if workers is tensorflows else collective_backends.of_replicas(workers, extended.worker_devices)

@@ -14,8 +14,7 @@ import tensorflow as tf
 from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import servers as tf_servers
@@ -246,9 +245,9 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             dataset: a `tf.data.Dataset` of global batches.
             options: `tf.distribute.InputOptions`, as in TensorFlow.
         """
-        epoch_iterator = keras_model.calling_epoch_iterator()
+        epoch_iterator = keras_trainer.calling_epoch_iterator()
         if epoch_iterator is not None:
-            keras_model.wait_for_nothing(epoch_iterator)  # it could wait for a stopped worker
+            keras_trainer.wait_for_nothing(epoch_iterator)  # it could wait for a stopped worker
         return super().experimental_distribute_dataset(dataset, options)
 
     @property
@@ -303,7 +302,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     def _when_built(self, model: keras.Model) -> None:
         self._spread(model)
-        for optimizer in keras_model.optimizers(model):
+        for optimizer in keras_trainer.optimizers(model):
             _bind(optimizer)
 
     def _spread(self, model: keras.Model) -> None:
@@ -327,7 +326,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         for (variable, value), server in zip(movable, plan, strict=True):
             if placed[value.device] != server:
                 self._move(variable, server)
-                for optimizer in keras_model.optimizers(model):
+                for optimizer in keras_trainer.optimizers(model):
                     for slot in keras_optimizer.moved(optimizer, variable, value):
                         self._move(slot, server)
         self._loads = loads

@@ -15,8 +15,7 @@ from tfdist.collectives import buckets
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.traced import TracedCollective, relative_paths
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -267,7 +266,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         """
         self._require_possible(model)
         if self._copies > 1:
-            every = keras_model.layers(model)
+            every = keras_trainer.layers(model)
             sequence_parallel.adapt(every, sequence_parallel.Placing(self._layouts.outputs, lambda axis, label: None))
             if all(layer.built for layer in every):
                 self._layouts.require_all_matched()
@@ -316,11 +315,11 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
             former = getattr(keras_variables.value_of(weight), "former", None)
             if former is not None:
                 keras_variables.value_of(weight).former = None
-                for optimizer in keras_model.optimizers(model):
+                for optimizer in keras_trainer.optimizers(model):
                     keras_optimizer.moved(optimizer, weight, former)
 
     def _require_possible(self, model: Any) -> None:
-        own = keras_model.has_own_step(model)
+        own = keras_trainer.has_own_step(model)
         if own is not None:
             raise UnsupportedError(
                 f"the model {model.name!r} has a {own} of its own, and a pipeline computes a step in stages: no "
@@ -340,7 +339,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     def _tell_of_statistics(self, model: Any, division: Division) -> None:
         """Warn once about layers and losses that use several examples at once."""
-        found = [one for one in keras_model.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
+        found = [one for one in keras_trainer.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
         if self._microbatches == 1 or self._told_of_statistics:
             return
         told = self.loss_reduction != "detect"

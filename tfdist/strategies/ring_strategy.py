@@ -13,7 +13,7 @@ from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow import ring_extended as tf_ring
+from tfdist.compat.tensorflow import ring_extended
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.outer.meeting_schedules import Synchronization
@@ -118,7 +118,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             chosen = buckets.chosen_bytes(bucket_bytes, collective)
         tf_strategies.claim_collective_keys(self, within_worker=True)
         near = of_replicas(devices)
-        extended = tf_ring.RingReplicas(
+        extended = ring_extended.RingReplicas(
             self,
             devices=devices,
             collective=TracedCollective(collective, bucket_bytes=chosen),

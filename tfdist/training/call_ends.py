@@ -18,7 +18,7 @@ from typing import Any
 import keras
 
 from tfdist.compat import planted
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 
 END_SECONDS = 10.0  # for elements that are being made when a call or the script ends
 

@@ -23,7 +23,7 @@ _OF_PYTHON = ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 
 
-def only_watches(callback: Any, *, trusted: tuple[str, ...] = ("keras",)) -> bool:
+def only_watches(callback: Any) -> bool:
     """Return whether a callback cannot change the training that it watches; False if its code does not show it.
 
     Example:
@@ -37,7 +37,7 @@ def only_watches(callback: Any, *, trusted: tuple[str, ...] = ("keras",)) -> boo
         >>> only_watches(Seconds()), only_watches(Stops())
         (True, False)
     """
-    kinds = [kind for kind in type(callback).__mro__ if kind.__module__.partition(".")[0] not in (*trusted, "builtins")]
+    kinds = [kind for kind in type(callback).__mro__ if kind.__module__.partition(".")[0] not in ("keras", "builtins")]
     own = {name: value for name, value in vars(callback).items() if name != "_model"}
     parts = [item for kind in kinds for item in vars(kind).items() if item[0] not in _OF_PYTHON]
     if not _WAYS.isdisjoint([name for name, _ in parts]):

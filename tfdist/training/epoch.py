@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.cluster.shares import Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 from tfdist.compat.tensorflow.device_batches import Division
 from tfdist.errors import DisagreementError
 from tfdist.monitor.phases import Phase

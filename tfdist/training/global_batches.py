@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.tensorflow import device_batches
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import device_batches, tf_data
 from tfdist.compat.tensorflow.device_batches import Ahead
 from tfdist.errors import UnsupportedError
 from tfdist.training.balance.moving_edges import Edges

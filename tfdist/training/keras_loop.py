@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 from tfdist.compat.tensorflow.steps.traced_call import garbage_kept
 from tfdist.errors import ConfigError, TfdistError, UnsupportedError
 from tfdist.monitor.phases import Kind, Phase
@@ -103,7 +103,7 @@ class Predictions:
 
 def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
     """Build unbuilt parts of a model from shapes and dtypes; no batch is taken from the input."""
-    if keras_model.is_built(model):
+    if keras_trainer.is_built(model):
         return
     replica_layers.require_no_state_of_rows(model)
     if model.optimizer is not None and not model.optimizer.built:
@@ -111,10 +111,10 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
         replica_optimizers.require_scope(model.optimizer, strategy)
         require_scope(model, strategy)
     if iterator is not None:
-        data_batch = keras_model.input_of(iterator).element_spec
+        data_batch = keras_trainer.input_of(iterator).element_spec
     try:
         with garbage_kept():
-            keras_model.symbolic_build(model, data_batch)
+            keras_trainer.symbolic_build(model, data_batch)
     except RuntimeError as error:  # Keras' advice on building models, with our message quoted in it
         if isinstance(error.__context__, TfdistError):
             raise error.__context__ from None

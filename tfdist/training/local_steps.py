@@ -22,8 +22,7 @@ from tfdist.collectives.workers.agreement import require_alike_text
 from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
 from tfdist.compat import planted
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, UnsupportedError
@@ -168,11 +167,7 @@ def stepping(
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """Return the context of steps of a model; see `LocalSteps.stepping`."""
     local = of(model) if training else None
-    return contextlib.nullcontext(_ignored) if local is None else local.stepping(forget, rules)
-
-
-def _ignored(steps: int) -> None:
-    pass
+    return contextlib.nullcontext(lambda steps: None) if local is None else local.stepping(forget, rules)
 
 
 class LocalSteps:
@@ -210,12 +205,14 @@ class LocalSteps:
 
     def sharded_state(self) -> list[ShardedState]:
         """Return the state of each worker, for backups; without variables until the model is built."""
-        is_built = keras_model.is_built(self._model) and all(one.built for one in keras_model.optimizers(self._model))
+        is_built = keras_trainer.is_built(self._model) and all(
+            one.built for one in keras_trainer.optimizers(self._model)
+        )
         own: list[keras.Variable] = []
         if is_built:
             self._make()
             own = [*self._shown_variables(), *worker_weights.slots_of(self._model)]
-        counts = [variable for metric in keras_model.metrics(self._model) for variable in metric.variables]
+        counts = [variable for metric in keras_trainer.metrics(self._model) for variable in metric.variables]
         counts = list({id(one): one for one in counts}.values())
         count = [] if self._count is None else [self._count]
         count += [] if self._interval is None else self._interval.memory
@@ -466,7 +463,7 @@ class LocalSteps:
         self._epoch_is_apart = False
         self._agrees = True
         self.show()
-        if keras_model.logs_are_metrics(self._model):
+        if keras_trainer.logs_are_metrics(self._model):
             return self._metrics_of_all()
         names = sorted(name for name, value in logs.items() if tf.convert_to_tensor(value).shape.rank == 0)
         seen = self._workers.gather([as_integer(float(logs[name])) for name in names])
@@ -479,7 +476,7 @@ class LocalSteps:
         with self._workers.waiting("the metrics of an epoch"):
             totals = outside(functools.partial(self._meeting.total, parts))
         with keras.StatelessScope(state_mapping=list(zip(variables, totals, strict=True))):
-            return {name: float(value) for name, value in keras_model.metrics_result(self._model).items()}
+            return {name: float(value) for name, value in keras_trainer.metrics_result(self._model).items()}
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         """Return this worker's contribution to a metric's variable over all workers, by its declared aggregation."""

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.compat.tensorflow.steps.traced_call import TracedCall, garbage_kept
@@ -46,9 +46,9 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers) -> None:
     """Let this model train over the strategy's replicas, once."""
-    if not keras_model.mark(model, strategy):
+    if not keras_trainer.mark(model, strategy):
         return
-    keras_model.override(
+    keras_trainer.override(
         model,
         build=functools.partial(_build, model, strategy),
         make_function=functools.partial(_function, model, strategy, workers),
@@ -85,8 +85,8 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
         fit = keras_epochs.running_fit(model)
         if not training or fit is None:  # a user's own `fit`
             return
-        function = keras_model.train_function(model)
-        given = keras_model.input_of(fit.epoch_iterator)
+        function = keras_trainer.train_function(model)
+        given = keras_trainer.input_of(fit.epoch_iterator)
         source = function.source if isinstance(function, Steps) else None
         if isinstance(source, _ReplicaSteps) and isinstance(given, Input):
             source.make(given)
@@ -104,7 +104,7 @@ def _between(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
 
 def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: Any = None) -> None:
     """Build the unbuilt parts of a model, and let the strategy examine new weights."""
-    if not keras_model.is_built(model):
+    if not keras_trainer.is_built(model):
         strategy.before_build(model)
         keras_loop.build(model, iterator, data_batch)
         strategy.ready(model)
@@ -114,10 +114,10 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     """Return the function that Keras calls with an iterator, which runs `steps_per_execution` steps."""
     replica_metrics.require_scope(model, strategy)
     training = user_step == model.train_step
-    unseeded = keras_model.global_seed_generator()
+    unseeded = keras_trainer.global_seed_generator()
     if training:
         keras_loop.require_scope(model, strategy)
-    for optimizer in keras_model.optimizers(model) if training else ():
+    for optimizer in keras_trainer.optimizers(model) if training else ():
         replica_optimizers.adapt(optimizer, strategy)
 
     own = strategy.own_step(model, "train" if training else "test", unseeded)
@@ -150,7 +150,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
     """Return the function that Keras calls with a list of batches, which returns all rows in order."""
-    unseeded = keras_model.global_seed_generator()
+    unseeded = keras_trainer.global_seed_generator()
 
     @_untraced
     def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
@@ -210,7 +210,7 @@ class _ReplicaSteps:
         """Renew the reduction when an epoch begins, and measure the time of steps."""
         if self.training and (self._epoch is None or self._epoch() is not iterator):
             self._epoch = weakref.ref(iterator)
-            choosing = [one for one in keras_model.optimizers(self._model) if isinstance(one, ReducesItself)]
+            choosing = [one for one in keras_trainer.optimizers(self._model) if isinstance(one, ReducesItself)]
             renewed = [one.renew_reduction(self.run.workers, self._seconds) for one in choosing]
             if any(renewed):
                 self.run.forget()

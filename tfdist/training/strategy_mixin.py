@@ -13,8 +13,7 @@ from tfdist import validation
 from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat import random_states
-from tfdist.compat.keras import keras_frames as keras_calls
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_frames, keras_trainer
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.device_batches import Ahead
@@ -22,8 +21,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training import call_ends, local_steps, worker_callbacks
-from tfdist.training import replicated_model as models
+from tfdist.training import call_ends, local_steps, replicated_model, worker_callbacks
 from tfdist.training.checks import untested
 from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
@@ -169,7 +167,7 @@ class KerasTraining:
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it."""
-        epoch_iterator = keras_model.calling_epoch_iterator()
+        epoch_iterator = keras_trainer.calling_epoch_iterator()
         caller = None if epoch_iterator is None else self._adopt_caller()
         if epoch_iterator is None or caller is None:
             self._refuse_keras("experimental_distribute_dataset")
@@ -181,18 +179,18 @@ class KerasTraining:
             dataset = with_like_rows(dataset) if is_cut else dataset
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         worker_callbacks.quiet(caller, self._workers)
-        batches = keras_model.batches_of(epoch_iterator)
-        self._require_rows(keras_model.batch_size_of(epoch_iterator), training=keras_model.is_fitting(caller))
+        batches = keras_trainer.batches_of(epoch_iterator)
+        self._require_rows(keras_trainer.batch_size_of(epoch_iterator), training=keras_trainer.is_fitting(caller))
         moves = self.measures_shares or any(
-            getattr(one, "moves_shares", False) for one in keras_model.given_callbacks(caller)
+            getattr(one, "moves_shares", False) for one in keras_trainer.given_callbacks(caller)
         )
         distributed = Input(
             dataset,
             batches=batches,
             share=self.share,
             workers=self._workers,
-            expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
-            gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
+            expect=lambda batches: keras_trainer.expect_batches(epoch_iterator, batches),
+            gives_places=self._predicts_from_input and keras_trainer.is_predicting(caller),
             whole=self.whole_inputs,
             tee=self.tee,
             moves=moves and self._workers.count > 1,
@@ -203,7 +201,7 @@ class KerasTraining:
             self._moving.add(distributed)
         call_ends.at_end(caller, distributed.end)
         if distributed.source is Source.OWN:
-            keras_model.set_batches(epoch_iterator, distributed.batches)
+            keras_trainer.set_batches(epoch_iterator, distributed.batches)
         return distributed
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
@@ -213,7 +211,7 @@ class KerasTraining:
             >>> strategy.reduce("SUM", strategy.run(step), axis=None)    # doctest: +SKIP
         """
         # Keras takes the mean of a nest of per-replica batches to see their shapes, which may differ.
-        if isinstance(value, (tuple, list, dict)) and keras_model.asks_for_shapes():
+        if isinstance(value, (tuple, list, dict)) and keras_trainer.asks_for_shapes():
             return tf_strategies.first_local_value(value)
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
@@ -226,7 +224,7 @@ class KerasTraining:
         sharding = None if optimizer is None else self.sharding
         if sharding is not None:
             sharding.adopt(optimizer)
-        compiling = keras_model.compiling_model()
+        compiling = keras_trainer.compiling_model()
         if compiling is None:
             return
         self._require_created_inside(compiling, "is compiled")
@@ -314,10 +312,10 @@ class KerasTraining:
             )
 
     def _adopt(self, model: Any) -> None:
-        models.adopt(model, self, self._workers)
+        replicated_model.adopt(model, self, self._workers)
 
     def _require_created_inside(self, model: Any, what: str) -> None:
-        if keras_model.created_under(model) is not self:
+        if keras_trainer.created_under(model) is not self:
             raise ConfigError(
                 f"the model {model.name!r} {what} in the scope of {type(self).__name__} and was created outside of it, "
                 "so it would train without the strategy; it must be created inside, so that its weights exist on every "
@@ -328,13 +326,13 @@ class KerasTraining:
 
     def _refuse_keras(self, method: str) -> None:
         """Raise if Keras' own code calls: an adopted model has its own functions, which call from here."""
-        function = keras_calls.calling_keras_function(self)
+        function = keras_frames.calling_keras_function(self)
         if function is None:
             return
-        model = keras_model.calling_trainer()
+        model = keras_trainer.calling_trainer()
         if model is not None:
             self._require_created_inside(model, "is used")
-        if model is not None and not keras_model.is_marked(model):
+        if model is not None and not keras_trainer.is_marked(model):
             raise ConfigError(
                 f"the model {model.name!r} was created in the scope of {type(self).__name__} and never compiled, and "
                 "its first use is predict_on_batch: replicas would each predict the whole batch. Call model.compile() "
@@ -342,10 +340,10 @@ class KerasTraining:
                 name=model.name,
             )
         seen = f"has called {type(self).__name__}.{method} for a model that tfdist has not recognised"
-        raise keras_calls.refuse(function, seen=seen)
+        raise keras_frames.refuse(function, seen=seen)
 
     def _adopt_caller(self) -> Any:
-        caller = keras_model.calling_model(self)
+        caller = keras_trainer.calling_model(self)
         if caller is not None:
             self._take(caller)
         return caller

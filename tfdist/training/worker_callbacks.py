@@ -6,14 +6,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
-from tfdist.compat.keras import callback_fields as keras_callbacks
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import callback_fields, keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
-from tfdist.gradients.sharding import sharded_slots
-from tfdist.gradients.sharding import slot_saving as sharded_saving
+from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import callback_analysis, local_steps, loss_scale
 from tfdist.training.balance import balance_shares
@@ -33,7 +30,7 @@ _SAVE_MODELS = (keras.callbacks.ModelCheckpoint,)
 
 def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once."""
-    running = keras_model.calling_callbacks(model)
+    running = keras_trainer.calling_callbacks(model)
     if running is None or any(isinstance(callback, (_Agree, _Ends)) for callback in running.callbacks):
         return
     if training:
@@ -42,8 +39,9 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
     if training and (local := local_steps.of(model)) is not None:
-        running.callbacks.insert(0, _Means(local))  # before those that read weights at the end
-    is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
+        # before those that read weights at the end, it makes the mean over workers the weights of all
+        running.callbacks.insert(0, keras.callbacks.LambdaCallback(on_train_end=lambda logs: local.ends()))
+    is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_trainer.optimizers(model))
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
     if is_sharded:  # where weights are sharded too, all save the model together
         sharded_slots.adapt_callbacks(running.callbacks, writes=workers.is_chief or is_cut)
@@ -53,7 +51,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         _require_together(running.callbacks)
         for callback in running.callbacks:
             if isinstance(callback, _SAVE_MODELS):
-                keras_callbacks.let_share_folder(callback)
+                callback_fields.let_share_folder(callback)
     if not workers.is_chief:  # what all have parts of all save together
         together = (*(_SAVE_MODELS if is_cut else ()), *(sharded_slots.SAVE_SLOTS if is_sharded else ()))
         alone = tuple(kind for kind in _CHIEF_ONLY if kind not in together)
@@ -94,7 +92,7 @@ def quiet(model: keras.Model, workers: Workers) -> None:
     """Keep TensorBoard from writing except on the chief; otherwise it writes as soon as it gets its model."""
     if workers.is_chief:
         return
-    for callback in keras_model.given_callbacks(model):
+    for callback in keras_trainer.given_callbacks(model):
         if isinstance(callback, keras.callbacks.TensorBoard):
             callback.write_graph = False
             callback.embeddings_freq = 0
@@ -105,17 +103,6 @@ class _Ends(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         step_clock().training_ends()
-
-
-class _Means(keras.callbacks.Callback):
-    """The callback that makes the mean over workers the weights of all at the end of training."""
-
-    def __init__(self, local: local_steps.LocalSteps) -> None:
-        super().__init__()
-        self._local = local
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._local.ends()
 
 
 class _Agree(keras.callbacks.Callback):
@@ -129,21 +116,19 @@ class _Agree(keras.callbacks.Callback):
         self._every_batch = any(_acts_on_batches(callback) for callback in others)
         restoring = [callback for callback in others if isinstance(callback, keras.callbacks.BackupAndRestore)]
         self._restores = bool(restoring)
-        self._finds = any(keras_callbacks.finds_backup(callback) for callback in restoring)
+        self._finds = any(callback_fields.finds_backup(callback) for callback in restoring)
         self._is_sharded = is_sharded
 
     def on_train_begin(self, logs: Any = None) -> None:
-        mine = [self._every_batch, self._restores, self._finds, keras_model.initial_epoch(self.model)]
+        mine = [self._every_batch, self._restores, self._finds, keras_trainer.initial_epoch(self.model)]
         seen = self._workers.gather(mine)
         self._every_batch = bool(seen[:, 0].any())
         chief_restores, chief_finds, chief_epoch = seen[0, 1:]
         if chief_restores:
             if self._is_sharded:
                 sharded_slots.require_same_backup(seen[:, 2].astype(bool).tolist() if chief_finds else [])
-            keras_model.set_initial_epoch(self.model, int(chief_epoch))
-            same = [
-                one for one in keras_variables.persistent_variables(self.model) if sharded_saving.part_of(one) is None
-            ]
+            keras_trainer.set_initial_epoch(self.model, int(chief_epoch))
+            same = [one for one in keras_variables.persistent_variables(self.model) if slot_saving.part_of(one) is None]
             for variable in same:
                 variable.assign(self._workers.from_chief(tf.convert_to_tensor(variable.value)))
 

@@ -19,7 +19,7 @@ from tests.refusals import refused
 from tfdist.callbacks import BackupAndRestore, LossScaleLogger
 from tfdist.checkpoint import Store
 from tfdist.checkpoint.background_writer import Writer
-from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras import callback_fields
 from tfdist.data import read, write
 from tfdist.errors import ConfigError
 from tfdist.monitor.process_clock import step_clock
@@ -488,7 +488,7 @@ def what_other_callbacks_know(folder):
     again = averaging()
     fit(again, [*given, BackupAndRestore(folder / "b")], **validation)
     for one, other in zip(expected, given, strict=True):
-        names = [name for kind, names in keras_callbacks._FIELDS.items() if isinstance(one, kind) for name in names]
+        names = [name for kind, names in callback_fields._FIELDS.items() if isinstance(one, kind) for name in names]
         assert names
         for name in names:
             np.testing.assert_equal(vars(other)[name], vars(one)[name], f"{type(one).__name__}.{name}")

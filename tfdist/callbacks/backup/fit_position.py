@@ -11,7 +11,7 @@ from typing import Any
 from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras.epochs import Fit
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 from tfdist.training.global_batches import CountedDataset
 
 _logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from tfdist.checkpoint.background_writer import Writer, finish_saves
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras.epochs import Fit
 from tfdist.errors import ConfigError
 from tfdist.monitor import faults
@@ -117,7 +117,7 @@ class BackupSession(keras.callbacks.Callback):
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
         if step_clock().reporter is not None:
-            keras_model.watch_steps(
+            keras_trainer.watch_steps(
                 model,
                 lambda kind: step_clock().step(Kind(kind), Phase.UNDIVIDED),
                 lambda: step_clock().enter(Phase.PYTHON),
@@ -154,7 +154,7 @@ class BackupSession(keras.callbacks.Callback):
         )
         self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
         stopped = state["stop_training"] and not state["step"]
-        keras_model.set_initial_epoch(self.model, self._fit.epochs if stopped else self._epoch)
+        keras_trainer.set_initial_epoch(self.model, self._fit.epochs if stopped else self._epoch)
         self.model.stop_training = state["stop_training"]
         reporter = step_clock().reporter
         if reporter is not None:
@@ -179,7 +179,7 @@ class BackupSession(keras.callbacks.Callback):
         if state["step"]:
             self._state.restore_metrics(found.arrays)
             if (counts := state.get(state_parts.COUNTS)) is not None and local is not None:
-                keras_model.note_logs(self.model, are_metrics=are_metrics)
+                keras_trainer.note_logs(self.model, are_metrics=are_metrics)
                 self._shards.restore(counts, found.shards, source=found.source, only=metrics_of(self.model))
         self._input.move_to(state)
         if state["stop_training"]:
@@ -250,7 +250,7 @@ class BackupSession(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Wait for the last save, and remove what is not needed any more."""
         self.settle()  # where nothing was left to train
-        keras_model.set_initial_epoch(self.model, 0)
+        keras_trainer.set_initial_epoch(self.model, 0)
         step_clock().before_halt = None
         self._preemption.stop()
         if self._memory is not None:
@@ -288,7 +288,7 @@ class BackupSession(keras.callbacks.Callback):
             epochs=self._epochs,
             stop_training=bool(self.model.stop_training),
             logs=scalars(self._logs),
-            logs_are_metrics=keras_model.logs_are_metrics(self.model),
+            logs_are_metrics=keras_trainer.logs_are_metrics(self.model),
             workers=self._workers.count,
             global_batch=self._input.global_batch,
             training=run_identity.mark(self._disk.url),

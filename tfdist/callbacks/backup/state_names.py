@@ -9,10 +9,9 @@ import keras
 
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import relative_paths
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow.meshes import sharded_variable as sharded
+from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.training import local_steps
 
 VARIABLE, METRIC = "variable", "metric"
@@ -50,7 +49,7 @@ def variables_of(model: keras.Model) -> Variables:
     every = {**{id(variable): variable for variable in keras_variables.persistent_variables(model)}, **others}
     every_named = named(VARIABLE, list(every.values()), [weight.path for weight in model.weights])
     common = {name: variable for name, variable in every_named.items() if id(variable) not in state_of}
-    cut = {name: variable for name, variable in common.items() if sharded.sharding_of(variable) is not None}
+    cut = {name: variable for name, variable in common.items() if sharded_variable.sharding_of(variable) is not None}
     whole = {name: variable for name, variable in common.items() if name not in cut}
     return Variables(
         whole={**whole, **metrics_of(model)},
@@ -61,13 +60,13 @@ def variables_of(model: keras.Model) -> Variables:
 
 
 def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
-    found = {id(v): v for metric in keras_model.metrics(model) for v in metric.variables}
+    found = {id(v): v for metric in keras_trainer.metrics(model) for v in metric.variables}
     return named(METRIC, list(found.values()), [])
 
 
 def _owners(model: keras.Model) -> list[Any]:
     """Return the objects that have state in shards."""
-    optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
+    optimizers = {id(one): one for outer in keras_trainer.optimizers(model) for one in keras_optimizer.chain(outer)}
     found = [model, *optimizers.values(), model.distribute_strategy, local_steps.of(model)]
     return [owner for owner in found if callable(getattr(owner, "sharded_state", None))]
 

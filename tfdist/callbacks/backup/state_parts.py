@@ -22,7 +22,7 @@ from tfdist.checkpoint.checkpoint_manifest import Manifest
 from tfdist.checkpoint.state_resizing import DOES, ShardedState, resharded
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow import tensor_arrays as tf_arrays
+from tfdist.compat.tensorflow import tensor_arrays
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import ConfigError
 
@@ -68,7 +68,7 @@ class Shards:
                 own = self._indices(state, variable)
                 self._keys += [_key(state, index, name) for index in own]
                 copies += tf_strategies.copies(variable.value)[: len(own)]
-            self._hold = tf_arrays.holder(copies)
+            self._hold = tensor_arrays.holder(copies)
         return dict(zip(self._keys, self._hold(), strict=True))
 
     def needed(self, manifest: Manifest) -> Collection[int]:
@@ -115,7 +115,7 @@ class Shards:
                         f"for shard {index} of {total}, and {list(variable.shape)} in this model. Train with the model "
                         "and the strategy that it was made with, or begin anew in another backup_dir."
                     )
-                found[index] = tf_arrays.as_dtype(value, variable.dtype)
+                found[index] = tensor_arrays.as_dtype(value, variable.dtype)
             for place, copy in enumerate(copies):
                 copy.assign(found[own[min(place, len(own) - 1)]])
             if old != total and state not in told and self._workers.is_chief:
@@ -136,7 +136,7 @@ class Shards:
         if (
             self._workers.is_chief
             and self.counts()["replica"] > 1
-            and any(np.any(tf_arrays.held(tf_strategies.primary(one.value))) for one in variables)
+            and any(np.any(tensor_arrays.held(tf_strategies.primary(one.value))) for one in variables)
         ):
             _logger.warning(
                 "The backup (%s) was written by an earlier version of tfdist, which kept of %s what the first replica "
@@ -229,7 +229,7 @@ class Cuts:
                     if sharding.is_first:
                         own[key(name, sharding.shape, sharding.bounds, sharding.elements)] = part
             self._keys = list(own)
-            self._hold = tf_arrays.holder(list(own.values()))
+            self._hold = tensor_arrays.holder(list(own.values()))
         return dict(zip(self._keys, self._hold(), strict=True))
 
 

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from tfdist.callbacks.backup.encoding import decode, encode
 from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, metrics_of, variables_of
 from tfdist.compat import random_states
-from tfdist.compat.keras import callback_fields as keras_callbacks
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import callback_fields, keras_trainer
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow import tensor_arrays as tf_arrays
+from tfdist.compat.tensorflow import tensor_arrays
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.optimizers.learning_rates import factor
 
@@ -41,13 +40,13 @@ class TrainState:
         if not self._names:
             variables = variables_of(self._model).whole
             self._names = list(variables)
-            self._hold = tf_arrays.holder([tf_strategies.primary(one.value) for one in variables.values()])
+            self._hold = tensor_arrays.holder([tf_strategies.primary(one.value) for one in variables.values()])
         arrays: Arrays = dict(zip(self._names, self._hold(), strict=True))
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
         found = []
         for callback in self._others:
             has_own = callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
-            state = callback.get_state() if has_own else keras_callbacks.state(callback)
+            state = callback.get_state() if has_own else callback_fields.state(callback)
             found += [] if state is None else [(_class_of(callback), state)]
         callbacks = []
         for place, (name, state) in enumerate(found):
@@ -94,7 +93,7 @@ class TrainState:
         """Let loggers append to their files; called before training begins."""
         for callback, found in self._matched(state["callbacks"], {}, warn=False):
             if isinstance(callback, keras.callbacks.CSVLogger):
-                keras_callbacks.go_on_writing(callback, found)
+                callback_fields.go_on_writing(callback, found)
 
     def restore_callbacks(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the other callbacks; called after their `on_train_begin`, which resets them."""
@@ -103,7 +102,7 @@ class TrainState:
             if callable(setter):
                 setter(found)
             else:
-                keras_callbacks.set_state(callback, found)
+                callback_fields.set_state(callback, found)
 
     def _matched(
         self, saved: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]], *, warn: bool
@@ -136,7 +135,7 @@ def _with_prefix(arrays: Mapping[str, Any], kind: str) -> list[str]:
 def _assign(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArray[Any]]) -> None:
     _require_same(ours, saved)
     for name, variable in ours.items():
-        tf_strategies.assign_locally(variable.value, tf_arrays.as_dtype(saved[name], variable.dtype))
+        tf_strategies.assign_locally(variable.value, tensor_arrays.as_dtype(saved[name], variable.dtype))
 
 
 def _require_same(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArray[Any]]) -> None:
@@ -181,7 +180,7 @@ def scale_learning_rates(
             f"learning_rate_rule is {rule!r}, and the global batch is not known (before {before}, now {now}). Read "
             "with tfdist.data.read, or pass arrays or batches of a fixed size; or set the rule to 'none'."
         )
-    for optimizer in keras_model.optimizers(model):
+    for optimizer in keras_trainer.optimizers(model):
         if keras_optimizer.has_other_learning_rates(optimizer):
             raise ConfigError(
                 f"learning_rate_rule is {rule!r}, and the learning rate of {optimizer.name} follows a schedule; scale "

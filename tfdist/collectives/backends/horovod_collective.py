@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import collective, fallbacks, in_flight, wire_dtypes
-from tfdist.compat.horovod import horovod_ops as horovod_ops
+from tfdist.compat.horovod import horovod_ops
 from tfdist.errors import ConfigError, UnsupportedError
 
 

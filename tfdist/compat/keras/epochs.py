@@ -23,8 +23,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_frames as keras_calls
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_frames, keras_trainer
 
 _FRAMES = 24  # from a callback up to `fit`, through those of a subclass
 _FIT_NAMES = {"self", "callbacks", "epochs", "initial_epoch", "epoch_iterator", "val_x"}
@@ -48,7 +47,7 @@ class Fit:
     @property
     def batch_size(self) -> int | None:
         """The number of examples in a whole batch, if it is known."""
-        return keras_model.batch_size_of(self.epoch_iterator)
+        return keras_trainer.batch_size_of(self.epoch_iterator)
 
     def batches_taken(self, ahead: int = 0) -> int:
         """Return the number of batches of this iteration over the data that were trained on by the end of a step."""
@@ -70,8 +69,8 @@ class Fit:
 
 
 def running_fit(model: keras.Model) -> Fit | None:
-    code = keras_calls.code_of(keras.Model.fit)
-    for frame in keras_calls.frames(2, _FRAMES):
+    code = keras_frames.code_of(keras.Model.fit)
+    for frame in keras_frames.frames(2, _FRAMES):
         names = frame.f_locals
         if frame.f_code.co_name == "fit" and names.get("self") is model and "epoch_iterator" in names:
             found = names.get("callbacks")
@@ -80,18 +79,20 @@ def running_fit(model: keras.Model) -> Fit | None:
             return Fit(found, names["epochs"], names["initial_epoch"], names.get("val_x"), names["epoch_iterator"])
         if frame.f_code is code and (_FIT_NAMES - set(code.co_varnames + code.co_cellvars)):
             method = f"{type(model).__name__}.fit"
-            raise keras_calls.refuse(method, seen="keeps what it trains with where it is not found")
+            raise keras_frames.refuse(method, seen="keeps what it trains with where it is not found")
     return None
 
 
 def is_in_fit(frame: FrameType | None, model: keras.Model | None) -> bool:
     """Return whether a frame, of a signal for example, lies inside the `fit` of this model."""
-    return any(one.f_code.co_name == "fit" and one.f_locals.get("self") is model for one in keras_calls.outwards(frame))
+    return any(
+        one.f_code.co_name == "fit" and one.f_locals.get("self") is model for one in keras_frames.outwards(frame)
+    )
 
 
 def _list_being_made() -> Any:
     """Return the list of callbacks whose `__init__` is telling them of their model."""
-    for frame in keras_calls.frames(2, _FRAMES):
+    for frame in keras_frames.frames(2, _FRAMES):
         candidate = frame.f_locals.get("self")
         if isinstance(candidate, keras.callbacks.CallbackList):
             return candidate
@@ -115,7 +116,7 @@ def replay(fit: Fit, *, epochs: int, step: int, whole: bool, steps_at_once: int)
 
 def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
     """Run the steps of the `fit`, `evaluate` or `predict` that is looking at a dataset, if one is, inside a block."""
-    for frame in keras_calls.frames(2, _FRAMES):
+    for frame in keras_frames.frames(2, _FRAMES):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, TFEpochIterator):
             vars(iterator)["catch_stop_iteration"] = functools.partial(_catching, iterator, block)
@@ -230,7 +231,7 @@ def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metr
 def build(model: keras.Model, fit: Fit) -> None:
     spec = getattr(fit.epoch_iterator._distributed_dataset, "element_spec", None)
     if spec is not None:
-        keras_model.symbolic_build(model, spec)
+        keras_trainer.symbolic_build(model, spec)
 
 
 def drain(model: keras.Model) -> None:

@@ -24,7 +24,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from keras.src.random import seed_generator
 
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_frames as keras_calls
+from tfdist.compat.keras import keras_frames
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras.symbolic import known_outputs
 
@@ -47,7 +47,7 @@ HOOKS = {
 
 def calling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
     """Return the Keras model that was created in this strategy's scope and is calling it now, if one is."""
-    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         candidate = frame.f_locals.get("self")
         # its own dictionary: in a model's __init__ the attribute may not be there yet
         if isinstance(candidate, TensorFlowTrainer) and vars(candidate).get("_distribute_strategy") is strategy:
@@ -57,7 +57,7 @@ def calling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
 
 def calling_trainer() -> keras.Model | None:
     """Return the innermost Keras model that is calling, whatever strategy it was created under."""
-    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         candidate = frame.f_locals.get("self")
         if isinstance(candidate, TensorFlowTrainer):
             return candidate
@@ -70,18 +70,18 @@ def lost_hooks() -> list[str]:
         f"{caller} ({hook})"
         for hook, callers in HOOKS.items()
         for caller in callers
-        if hook not in keras_calls.code_of(getattr(TensorFlowTrainer, caller)).co_names
+        if hook not in keras_frames.code_of(getattr(TensorFlowTrainer, caller)).co_names
     ]
 
 
 def asks_for_shapes() -> bool:
     """Return whether Keras is building a model from the shapes of a batch."""
-    return any(frame.f_code.co_name == "_maybe_symbolic_build" for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH))
+    return any(frame.f_code.co_name == "_maybe_symbolic_build" for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH))
 
 
 def given_callbacks(model: keras.Model) -> list[Any]:
     """Return the callbacks that the user gave to the `fit` of this model that is running, before Keras has met them."""
-    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_locals.get("self") is model and "callbacks" in frame.f_locals:
             given = frame.f_locals["callbacks"]
             return given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given)
@@ -90,21 +90,21 @@ def given_callbacks(model: keras.Model) -> list[Any]:
 
 def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None:
     """Return the callbacks of the running `fit`, `evaluate` or `predict`; None in `train_on_batch` and user loops."""
-    have_callbacks = [keras_calls.code_of(getattr(TensorFlowTrainer, name)) for name in ("fit", "evaluate", "predict")]
-    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+    have_callbacks = [keras_frames.code_of(getattr(TensorFlowTrainer, name)) for name in ("fit", "evaluate", "predict")]
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_locals.get("self") is model:
             found = frame.f_locals.get("callbacks")
             if isinstance(found, keras.callbacks.CallbackList):
                 return found
         if frame.f_code in have_callbacks and frame.f_locals.get("self", model) is model:
             method = f"{type(model).__name__}.{frame.f_code.co_name}"
-            raise keras_calls.refuse(method, seen="keeps its callbacks where they are not found")
+            raise keras_frames.refuse(method, seen="keeps its callbacks where they are not found")
     return None
 
 
 def data_of_calling_step() -> Any:
     """Return the batch of the running `train_step`, or None; an optimizer does not see the number of examples."""
-    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_code.co_name == "train_step" and isinstance(frame.f_locals.get("self"), TensorFlowTrainer):
             names = frame.f_code.co_varnames[: frame.f_code.co_argcount]  # a `train_step` of the user's may have others
             return frame.f_locals.get(names[1]) if len(names) > 1 else None
@@ -115,25 +115,25 @@ def is_predicting(model: keras.Model) -> bool:
     """Return whether Keras' own `predict` of this model is running, with the function that `override` has given it."""
     kind = type(model)
     own = kind.make_predict_function is TensorFlowTrainer.make_predict_function
-    predict = keras_calls.code_of(TensorFlowTrainer.predict)
+    predict = keras_frames.code_of(TensorFlowTrainer.predict)
     return own and any(
         frame.f_code is predict and frame.f_locals.get("self") is model
-        for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH)
+        for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH)
     )
 
 
 def is_fitting(model: keras.Model) -> bool:
     """Return whether the input that is being made is that of Keras' own `fit` of this model, not of an evaluation."""
-    kinds = {keras_calls.code_of(method) for method in (TensorFlowTrainer.fit, TensorFlowTrainer.evaluate)}
-    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+    kinds = {keras_frames.code_of(method) for method in (TensorFlowTrainer.fit, TensorFlowTrainer.evaluate)}
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_code in kinds and frame.f_locals.get("self") is model:
-            return frame.f_code is keras_calls.code_of(TensorFlowTrainer.fit)
+            return frame.f_code is keras_frames.code_of(TensorFlowTrainer.fit)
     return False
 
 
 def compiling_model() -> keras.Model | None:
     """Return the model whose `compile` is making a variable now, if one is."""
-    for frame in keras_calls.frames(2, _FRAMES_OF_A_VARIABLE):
+    for frame in keras_frames.frames(2, _FRAMES_OF_A_VARIABLE):
         candidate = frame.f_locals.get("self") if frame.f_code.co_name == "compile" else None
         if isinstance(candidate, TensorFlowTrainer):
             return candidate
@@ -148,12 +148,12 @@ def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
     state = planted.of_model(model)
     new = state.strategy is not strategy
     if new and (model.train_function or model.test_function):
-        on_batch = [keras_calls.code_of(TensorFlowTrainer.train_on_batch)]
-        on_batch.append(keras_calls.code_of(TensorFlowTrainer.test_on_batch))
-        for frame in keras_calls.frames(1, _FRAMES_OF_A_VARIABLE):
+        on_batch = [keras_frames.code_of(TensorFlowTrainer.train_on_batch)]
+        on_batch.append(keras_frames.code_of(TensorFlowTrainer.test_on_batch))
+        for frame in keras_frames.frames(1, _FRAMES_OF_A_VARIABLE):
             if frame.f_code in on_batch and frame.f_locals.get("self", model) is model:
                 method = f"{type(model).__name__}.{frame.f_code.co_name}"
-                raise keras_calls.refuse(method, seen="has made its step before tfdist has recognised the model")
+                raise keras_frames.refuse(method, seen="has made its step before tfdist has recognised the model")
     state.strategy = strategy
     if new:  # what was made for one device, or for another strategy, is made again
         model.train_function = model.test_function = model.predict_function = None
@@ -180,7 +180,7 @@ def override(
     """
     if lost := lost_hooks():
         what = f"Keras' trainer ({', '.join(lost)})"
-        raise keras_calls.refuse(what, seen="does not call what tfdist takes the place of")
+        raise keras_frames.refuse(what, seen="does not call what tfdist takes the place of")
     own = vars(model)
     kind = type(model)
 
@@ -263,7 +263,7 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
 
 def calling_epoch_iterator() -> TFEpochIterator | None:
     """Return the epoch iterator that is being made and has asked the strategy to distribute its dataset."""
-    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         candidate = frame.f_locals.get("self")
         if isinstance(candidate, TFEpochIterator):
             return candidate

@@ -16,8 +16,7 @@ from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from tfdist.compat.keras import keras_frames
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_frames, keras_trainer
 
 _FRAMES_TO_SEARCH = 40
 
@@ -82,7 +81,7 @@ def infers_shapes() -> bool:
 def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
     """Return every seed generator that the model's layers draw from."""
     found: list[keras.random.SeedGenerator] = []
-    for layer in keras_model.layers(model):
+    for layer in keras_trainer.layers(model):
         found.extend(layer._seed_generators)
     return found
 
@@ -93,7 +92,7 @@ def states(model: keras.Model) -> list[keras.Variable]:
     Frozen weights and the states of seed generators are not among them.
     """
     found: dict[int, keras.Variable] = {}
-    for layer in keras_model.layers(model):
+    for layer in keras_trainer.layers(model):
         found.update((id(variable), variable) for variable in layer._non_trainable_variables)
     return list(found.values())
 
@@ -105,13 +104,13 @@ def has_own_states(layer: keras.Layer) -> bool:
 
 def states_of_users(model: keras.Model) -> set[int]:
     """Return the identities of those states that belong to a model or layers that are none of Keras' own."""
-    own = [layer for layer in keras_model.layers(model) if has_own_states(layer)]
+    own = [layer for layer in keras_trainer.layers(model) if has_own_states(layer)]
     return {id(variable) for layer in own for variable in layer._non_trainable_variables}
 
 
 def persistent_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the state of training: weights, the states of seed generators, and the optimizers' variables."""
     seeds = [generator.state for generator in seed_generators(model)]
-    slots = [variable for optimizer in keras_model.optimizers(model) for variable in optimizer.variables]
+    slots = [variable for optimizer in keras_trainer.optimizers(model) for variable in optimizer.variables]
     unique = {id(variable): variable for variable in [*model.weights, *seeds, *slots]}
     return list(unique.values())

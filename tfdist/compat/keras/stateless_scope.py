@@ -21,8 +21,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.variables import initialize_all_variables
 from tensorflow.python import pywrap_tfe
 
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_variables, layer_methods
 
 
 class AssignsWeights(Exception):  # noqa: N818 - not an error: the step is then run with variables of its own
@@ -119,7 +118,7 @@ def initialise_made() -> None:
 
 def table_on_servers(layer: keras.layers.Embedding) -> Any:
     """Return the variable in which an embedding looks up rows; None if it does more, or the scope has another value."""
-    table, scope = keras_layers.embeddings_of(layer), get_stateless_scope()
+    table, scope = layer_methods.embeddings_of(layer), get_stateless_scope()
     if table is None or scope is None or scope.get_current_value(vars(layer)["_embeddings"]) is table:
         return table
     return None

@@ -33,8 +33,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
-from tfdist.compat.keras import keras_frames, sharded_optimizer
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_frames, layer_methods, sharded_optimizer
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import coordination_service, new_variables, sparse_sums, tf_data
 from tfdist.compat.tensorflow.steps import replica_contexts, static_packs
@@ -188,7 +187,7 @@ class ReduceInReplicas(HasServices):
         # Every replica assigns its own copy, also in a condition. All copies of the iterations are equal, although
         # Keras asks for the first replica's only. A step combines the states of layers, not each assignment.
         if kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and (
-            keras_layers.creating_variable() or keras_optimizer.creating_variable()
+            layer_methods.creating_variable() or keras_optimizer.creating_variable()
         ):
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         self._container_strategy().on_variable()  # type: ignore[attr-defined]

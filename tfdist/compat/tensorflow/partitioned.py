@@ -8,13 +8,13 @@ Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`V
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record, tape
 
 from tfdist.compat.keras import keras_variables
+from tfdist.compat.tensorflow.whole_variable import WholeVariable
 
 # A table up to this size is made whole and then cut, so that it starts as on one device. A larger table is made in
 # parts, each from a seed of its own, because no machine may be able to hold the whole.
@@ -59,11 +59,8 @@ def _initial_part(initializer: Any, index: int, shape: list[int], dtype: tf.DTyp
     return tf.convert_to_tensor(initializer(shape, dtype=dtype.name))
 
 
-class PartitionedVariable:
+class PartitionedVariable(WholeVariable):
     """One variable for Keras, and a `tf.Variable` for each part on the servers."""
-
-    _should_act_as_resource_variable = True
-    _in_graph_mode = False
 
     def __init__(
         self, parts: Sequence[tf.Variable], boundaries: Sequence[int], *, strategy: Any, trainable: bool
@@ -130,39 +127,11 @@ class PartitionedVariable:
         record.record_operation("ReadPartitioned", [whole], [self.handle], lambda gradient: [gradient])
         return whole
 
-    def value(self) -> tf.Tensor:
-        """Return the whole, as one tensor."""
-        return self.read_value()
-
-    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
-        del name
-        value = self.read_value()
-        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
-
-    def __array__(self, dtype: Any = None) -> Any:
-        return np.asarray(self.numpy(), dtype)
-
-    def numpy(self) -> Any:
-        """Return the whole as an array."""
-        return self.read_value().numpy()
-
-    def assign(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
-        """Assign to every part its rows of a value for the whole."""
-        return self._each("assign", value)
-
-    def assign_add(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
-        """Add a value for the whole."""
-        return self._each("assign_add", value)
-
-    def assign_sub(self, value: Any, *_: Any, **__: Any) -> "PartitionedVariable":
-        """Subtract a value for the whole."""
-        return self._each("assign_sub", value)
-
-    def _each(self, method: str, value: Any) -> "PartitionedVariable":
+    def _changed(self, how: str, value: Any) -> Self:
         value = tf.convert_to_tensor(value, self.dtype)
         for index, part in enumerate(self.parts):
             with tf.device(part.device):
-                getattr(part, method)(value[self.boundaries[index] : self.boundaries[index + 1]])
+                getattr(part, how)(value[self.boundaries[index] : self.boundaries[index + 1]])
         return self
 
     def bind(self, variables: Sequence[Any]) -> None:

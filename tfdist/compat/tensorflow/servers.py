@@ -31,6 +31,8 @@ from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+_CONNECT_SECONDS = 1.0
+_FORGET_SECONDS = 5.0
 
 
 def server(index: int) -> str:
@@ -81,10 +83,10 @@ def reconnect(workers: Sequence[str]) -> None:
 _definitions: list[Any] = []
 
 
-def listens(address: str, timeout_seconds: float = 1.0) -> bool:
+def listens(address: str) -> bool:
     """Return whether a server listens at "host:port"."""
     host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
+    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
         return True
     return False
 
@@ -160,7 +162,7 @@ def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
         _idle.put(left)
 
 
-def forget_failures(seconds: float = 5.0) -> None:
+def forget_failures() -> None:
     """Discard failures of other tasks that have been raised already, so that TensorFlow does not raise them again."""
 
     def forget() -> None:
@@ -173,7 +175,7 @@ def forget_failures(seconds: float = 5.0) -> None:
 
     thread = threading.Thread(target=forget, name="tfdist-failures", daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(_FORGET_SECONDS)
 
 
 _MOST_FAILURES = 100  # each task may have one

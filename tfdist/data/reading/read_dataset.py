@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.cluster.shares import Share, Shares
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.computed_examples import ComputedFetcher
 from tfdist.data.examples.fetch import PAYLOAD, keep_freed_memory

@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 
@@ -68,7 +67,7 @@ def states_of(model: keras.Model) -> list[keras.Variable]:
 
 def slots_of(model: keras.Model) -> list[keras.Variable]:
     """Return the optimizers' variables that change in a step: moments, scales, counts; none with a rule of its own."""
-    optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
+    optimizers = {id(one): one for outer in keras_trainer.optimizers(model) for one in keras_optimizer.chain(outer)}
     rates = [rate for one in optimizers.values() for rate in keras_optimizer.learning_rate_variables(one)]
     declaring = [one for one in optimizers.values() if callable(getattr(one, "sharded_state", None))]
     declared = [variable for one in declaring for state in one.sharded_state() for variable in state.variables]

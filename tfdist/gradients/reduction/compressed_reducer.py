@@ -15,7 +15,6 @@ from tfdist.compression import messages
 from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.codec_exchange import carried
 from tfdist.compression.messages import Context
-from tfdist.gradients.reduction import replica_sums
 from tfdist.gradients.reduction.codec_plan import Memory, Plan
 from tfdist.gradients.reduction.reducer import Around, Gradient, GradientReducer, choices_of
 
@@ -250,11 +249,11 @@ class _Carrier:
         return [one.value for one in self._inner.reduce(gradients)]
 
     def all_to_all(self, rows: tf.Tensor, label: str) -> tf.Tensor:
-        arrived = replica_sums.rows_for_this_replica(rows, label)
+        arrived = tf.distribute.get_strategy().extended.all_to_all_in_replica(rows, label)
         return tf.ensure_shape(arrived, rows.shape)
 
     def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
-        return replica_sums.rows_from_replicas(rows, label)
+        return tf.distribute.get_strategy().extended.all_gather_in_replica(rows, label)
 
 
 def grouped(codec: Codec, tensors: Mapping[int, Any], bucket_bytes: int) -> list[list[int]]:

@@ -69,21 +69,12 @@ class Replicas:
         return tf_strategies.index_here()
 
     def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        return rows_from_replicas(tensor, label)
+        """Return the rows of all replicas, in the replicas' order; replicas may have different numbers of rows."""
+        return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
 
     def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the sum over replicas of rows, whose number may differ in the next step."""
         return tf.distribute.get_strategy().extended.sum_in_replica(tensor, label)
-
-
-def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
-    """Return the rows of all replicas, in the replicas' order; replicas may have different numbers of rows."""
-    return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
-
-
-def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
-    """Return the rows for this replica, one from each replica, in the replicas' order."""
-    return tf.distribute.get_strategy().extended.all_to_all_in_replica(tensor, label)
 
 
 def weighted(tensor: Any, share: tf.Tensor) -> Any:

@@ -16,10 +16,8 @@ import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.keras import callback_fields as keras_callbacks
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import callback_fields, keras_trainer, sharded_optimizer
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import sharded_optimizer as keras_sharded
 from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, reducer
@@ -52,7 +50,7 @@ class OptimizerSharding:
                 own["check_finite"] = lambda grads: norms.are_finite(grads, self.total)
             return
         updates = Updates(optimizer, self.traced)
-        keras_sharded.let_update_parts(optimizer, updates)
+        sharded_optimizer.let_update_parts(optimizer, updates)
         own[UPDATES] = updates
         own["sharded_state"] = updates.sharded_state
 
@@ -112,7 +110,7 @@ def parts_of(optimizer: Any, variables: Sequence[Any]) -> list[Part]:
 
 def gathering(model: keras.Model) -> AbstractContextManager[None]:
     """Return a context in which a model's optimizers are saved whole; every worker must enter it."""
-    optimizers = [one for one in keras_model.optimizers(model) if of(one) is not None]
+    optimizers = [one for one in keras_trainer.optimizers(model) if of(one) is not None]
     sharding = of(optimizers[0]) if optimizers else None
     return contextlib.nullcontext() if sharding is None else sharding.gathered(optimizers)
 
@@ -131,9 +129,9 @@ def adapt_callbacks(callbacks: Sequence[keras.callbacks.Callback], *, writes: bo
     """Let Keras' callbacks that use slots work together with those of the other workers."""
     for one in callbacks:
         if isinstance(one, keras.callbacks.SwapEMAWeights):
-            keras_callbacks.let_swap(one, _swap, _settle)
+            callback_fields.let_swap(one, _swap, _settle)
         if isinstance(one, SAVE_SLOTS) and not writes:
-            keras_callbacks.let_take_part(one)
+            callback_fields.let_take_part(one)
 
 
 def require_same_backup(found: Sequence[bool]) -> None:

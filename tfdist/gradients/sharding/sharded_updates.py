@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, reducer
@@ -100,7 +100,7 @@ class Updates:
 
     def part_of(self, variable: Any) -> Part | None:
         """Return this worker's part of a variable; None if the optimizer does not know the variable."""
-        return self._parts.get(keras_sharded.key_of(self._optimizer, variable))
+        return self._parts.get(sharded_optimizer.key_of(self._optimizer, variable))
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
         return self._traced.all_reduce([vector], ["numbers of all gradients"])[0]
@@ -109,7 +109,11 @@ class Updates:
 
     def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
         """Divide the variables for which the optimizer is built, and return stand-ins from which to make slots."""
-        _require_known(self._optimizer)
+        sharded_optimizer.require_update_step_alone(
+            self._optimizer,
+            because="a worker of sharded data parallelism has parts of them",
+            instead="MultiWorkerMirroredStrategy without shard_optimizer",
+        )
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
         parts: list[Part] = (
@@ -118,7 +122,7 @@ class Updates:
         for place, variable in enumerate(variables):
             if reducer.is_overwritten(variable):
                 parts[place] = Everywhere(shapes[place])
-        keys = [keras_sharded.key_of(self._optimizer, variable) for variable in variables]
+        keys = [sharded_optimizer.key_of(self._optimizer, variable) for variable in variables]
         self._parts = dict(zip(keys, parts, strict=True))
         self._variables = dict(zip(keys, variables, strict=True))
         made = zip(variables, parts, strict=True)
@@ -138,8 +142,8 @@ class Updates:
         for one in self._optimizer.variables:
             if len(one.shape) and slot_saving.part_of(one) is None:
                 slot_saving.note_part(one, "owned")
-        numbers = keras_sharded.numbers_of(self._optimizer)
-        if numbers and keras_sharded.is_of_ones_own(self._optimizer):
+        numbers = sharded_optimizer.numbers_of(self._optimizer)
+        if numbers and sharded_optimizer.is_of_ones_own(self._optimizer):
             raise UnsupportedError(
                 f"the optimizer {type(self._optimizer).__name__!r} keeps the number {numbers[0].name!r}, and its "
                 "variables are updated by several workers: nothing says which of them changes it. Keep it for each "
@@ -165,11 +169,11 @@ class Updates:
             mine = [
                 one for one in variables if _is_mine(self._known(one)) and sharded_variable.sharding_of(one) is None
             ]
-            keras_sharded.decay_wholes(self._optimizer, mine)
+            sharded_optimizer.decay_wholes(self._optimizer, mine)
 
     def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
         """Update the parts, and gather the new weights on all workers."""
-        variables = [self._variables[keras_sharded.key_of(self._optimizer, one)] for _, one in pairs]
+        variables = [self._variables[sharded_optimizer.key_of(self._optimizer, one)] for _, one in pairs]
         parts = [self._known(variable) for variable in variables]
         for (grad, _), part, variable in zip(pairs, parts, variables, strict=True):
             self._require_part(grad, part, variable)
@@ -178,7 +182,7 @@ class Updates:
             moving = self.readable(variables)
 
             def new(i: int) -> Any:
-                keras_sharded.decay(self._optimizer, moving[i])
+                sharded_optimizer.decay(self._optimizer, moving[i])
                 self._optimizer.update_step(pairs[i][0], moving[i], learning_rate)
                 return moving[i].value()
         else:
@@ -191,19 +195,19 @@ class Updates:
 
     def _updated(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
         """Return this worker's part of the new value of a variable that is whole on each worker."""
-        variable = self._variables[keras_sharded.key_of(self._optimizer, pair[1])]
+        variable = self._variables[sharded_optimizer.key_of(self._optimizer, pair[1])]
         if _is_mine(part):
-            keras_sharded.update_whole(self._optimizer, pair, learning_rate)
+            sharded_optimizer.update_whole(self._optimizer, pair, learning_rate)
         return part.of(tf.convert_to_tensor(variable.value))
 
     def _updated_apart(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
         """Return the part of a new value like `_updated`, for a variable in parts, which is gathered for its worker."""
         grad, one = pair
         with tf.control_dependencies([grad]):
-            (whole,) = self.readable([self._variables[keras_sharded.key_of(self._optimizer, one)]])
+            (whole,) = self.readable([self._variables[sharded_optimizer.key_of(self._optimizer, one)]])
             whole.assign(whole.value())  # gathered once, by all
         if _is_mine(part):
-            keras_sharded.decay(self._optimizer, whole)
+            sharded_optimizer.decay(self._optimizer, whole)
             self._optimizer.update_step(grad, whole, learning_rate)
         return whole.value()
 
@@ -224,7 +228,7 @@ class Updates:
 
     def swap_averages(self) -> None:
         """Exchange the weights and their moving averages; every worker must call this."""
-        variables, averages = keras_sharded.averages(self._optimizer)
+        variables, averages = sharded_optimizer.averages(self._optimizer)
         new = [tf.convert_to_tensor(average.value) for average in averages]
         for average, part in zip(averages, self.readable(variables), strict=True):
             average.assign(part.value())
@@ -232,12 +236,12 @@ class Updates:
 
     def average_weights(self) -> None:
         """Set the moving averages to the weights."""
-        variables, averages = keras_sharded.averages(self._optimizer)
+        variables, averages = sharded_optimizer.averages(self._optimizer)
         for average, part in zip(averages, self.readable(variables), strict=True):
             average.assign(part.value())
 
     def _stand_in(self, variable: Any, part: Part, name: str) -> VariablePart:
-        key = keras_sharded.key_of(self._optimizer, variable)
+        key = sharded_optimizer.key_of(self._optimizer, variable)
         sharding = sharded_variable.sharding_of(variable)
 
         def read() -> Any:
@@ -271,11 +275,3 @@ class Updates:
 
 def _is_mine(part: Part) -> bool:
     return not isinstance(part, Owned) or part.is_mine
-
-
-def _require_known(optimizer: keras.optimizers.Optimizer) -> None:
-    keras_sharded.require_update_step_alone(
-        optimizer,
-        because="a worker of sharded data parallelism has parts of them",
-        instead="MultiWorkerMirroredStrategy without shard_optimizer",
-    )

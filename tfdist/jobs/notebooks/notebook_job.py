@@ -220,17 +220,18 @@ def _folder() -> Iterator[Path]:
 def _deadline(seconds: float | None, events: "SimpleQueue[Any]") -> Iterator[threading.Event]:
     """Ask the job to end after ``seconds``; the yielded event is set then."""
     is_late = threading.Event()
+    if seconds is None:
+        yield is_late
+        return
 
     def ask() -> None:
         is_late.set()
         events.put(Received(number=signal.SIGTERM))
 
-    timer = threading.Timer(0.0 if seconds is None else seconds, ask)
-    if seconds is not None:
-        timer.start()
+    timer = threading.Timer(seconds, ask)
+    timer.start()
     try:
         yield is_late
     finally:
-        if seconds is not None:
-            timer.cancel()
-            timer.join()
+        timer.cancel()
+        timer.join()

@@ -5,6 +5,8 @@ import resource
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from tfdist.waiting import end_process
+
 
 def run_to_end(
     command: Sequence[str],
@@ -32,10 +34,5 @@ def run_to_end(
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if process.poll() is None:
-            process.terminate()  # `tfdist run` ends its workers
-            try:
-                process.wait(timeout=grace_seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        process.terminate()  # no effect on an ended process; `tfdist run` ends its workers
+        end_process(process, grace_seconds)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 120.0  # a start that waits for TensorFlow to be imported takes up to a minute
 _DRAIN_SECONDS = 1.0
+_RECENT_SECONDS = 10.0  # the least time for which messages count towards the offset of a clock
 
 
 class RecentOffset:
@@ -38,7 +39,7 @@ class RecentOffset:
     drift.
 
     Example:
-        >>> offset = RecentOffset(seconds=10.0)
+        >>> offset = RecentOffset()
         >>> for heard, said in ((7.0, 2.0), (8.0, 3.5), (19.0, 14.0), (30.0, 25.0)):
         ...     offset.add(heard, said)
         ...     print(offset.value)
@@ -48,14 +49,13 @@ class RecentOffset:
         5.0
     """
 
-    def __init__(self, seconds: float = 10.0) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._begun = -math.inf
         self._now = self._before = math.inf
 
     def add(self, heard: float, said: float) -> None:
         """Add a message: the time of its arrival here, and the time on its host's clock."""
-        if heard - self._begun >= self._seconds:
+        if heard - self._begun >= _RECENT_SECONDS:
             self._begun, self._before, self._now = heard, self._now, math.inf
         self._now = min(self._now, heard - said)
 

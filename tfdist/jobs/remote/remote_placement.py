@@ -21,8 +21,7 @@ from tfdist.jobs.plan.host_plan import Host, NoRoomError, Remote, places
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.remote.host_connector import HostConnector
-from tfdist.jobs.remote.host_link import HostLink
-from tfdist.jobs.remote.host_link import RemoteSteps as Recorded
+from tfdist.jobs.remote.host_link import HostLink, RemoteSteps
 from tfdist.jobs.remote.remote_process import RemoteProcess
 from tfdist.jobs.remote.state_copies import ring
 from tfdist.monitor.status import StatusTable, WorkerStatus
@@ -57,7 +56,7 @@ class RemotePlacement:
         self._memory = memory
         self._end = end
         self._terminated: set[str] = set()  # hosts whose agents have received SIGTERM
-        self._recorded = None if memory is None else Recorded(memory)
+        self._recorded = None if memory is None else RemoteSteps(memory)
         self._launcher = LAUNCHERS[remote.launcher]
         self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}

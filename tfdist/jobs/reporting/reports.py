@@ -14,36 +14,32 @@ from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.jobs.reporting.run_folder import OWN, SIGN, Checkpoint, CheckpointConfig, Reports
 from tfdist.variables import REPORTS
 
-
-class _Reporter:
-    def __init__(self) -> None:
-        self.next: int | None = None
-
-    def reports(self, *, checked: bool = True) -> Reports:
-        said = REPORTS.read(os.environ)
-        if not said:
-            raise ConfigError(
-                "there is nowhere to report to: a function reports that Trainer.fit() calls, of a trainer with "
-                'run_config=RunConfig(storage_path="...", name="...").',
-                name="run_config",
-            )
-        told = json.loads(said)
-        folder = Path(told["folder"])
-        try:
-            run = (folder / SIGN).read_text(encoding="utf-8")
-        except OSError:
-            run = ""
-        if checked and run != told["run"]:
-            raise ConfigError(
-                f"the folder {folder}, to which this job reports, is not on this node what it is on the machine that "
-                "has started the job. Let storage_path be a folder that all of them share.",
-                name="storage_path",
-                path=folder,
-            )
-        return Reports(folder, CheckpointConfig(**told["kept"]))
+_next: int | None = None  # the index of this process's next report, once it is known
 
 
-_reporter = _Reporter()
+def here(*, checked: bool = True) -> Reports:
+    """Return the folder to which this job reports; ``checked`` requires that all nodes share it."""
+    said = REPORTS.read(os.environ)
+    if not said:
+        raise ConfigError(
+            "there is nowhere to report to: a function reports that Trainer.fit() calls, of a trainer with "
+            'run_config=RunConfig(storage_path="...", name="...").',
+            name="run_config",
+        )
+    told = json.loads(said)
+    folder = Path(told["folder"])
+    try:
+        run = (folder / SIGN).read_text(encoding="utf-8")
+    except OSError:
+        run = ""
+    if checked and run != told["run"]:
+        raise ConfigError(
+            f"the folder {folder}, to which this job reports, is not on this node what it is on the machine that "
+            "has started the job. Let storage_path be a folder that all of them share.",
+            name="storage_path",
+            path=folder,
+        )
+    return Reports(folder, CheckpointConfig(**told["kept"]))
 
 
 def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
@@ -69,42 +65,41 @@ def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
     """
     plain = plain_metrics(metrics)
     source = None if checkpoint is None else _folder_of(checkpoint)
-    here = cluster.from_environment()
-    if not here.is_chief:
+    own = cluster.from_environment()
+    if not own.is_chief:
         if source is not None:
             raise ConfigError(
-                f"worker {here.worker_index} reports a checkpoint, and the chief's is kept alone: pass None on the "
+                f"worker {own.worker_index} reports a checkpoint, and the chief's is kept alone: pass None on the "
                 "others. A model whose weights lie in parts is whole after model.save() on all workers.",
                 name="checkpoint",
-                workers=(here.worker_index,),
+                workers=(own.worker_index,),
             )
         return
     write(plain, source)
 
 
 def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -> None:
-    reports = _reporter.reports()
+    global _next
+    reports = here()
     if source is not None and reports.folder.resolve().is_relative_to(source.resolve()):
         raise ConfigError(
             f"the checkpoint {source} contains the folder to which it is reported, {reports.folder}.",
             name="checkpoint",
             path=source,
         )
-    _reporter.next = reports.add(metrics, source, at=_reporter.next, move=move) + 1
-
-
-def here(*, checked: bool = True) -> Reports:
-    return _reporter.reports(checked=checked)
+    _next = reports.add(metrics, source, at=_next, move=move) + 1
 
 
 def place() -> int:
-    if _reporter.next is None:
-        _reporter.next = len(_reporter.reports().rows())  # only this process reports
-    return _reporter.next
+    global _next
+    if _next is None:
+        _next = len(here().rows())  # only this process reports
+    return _next
 
 
 def resume_at(number: int) -> None:
-    _reporter.next = number
+    global _next
+    _next = number
 
 
 def get_checkpoint() -> Checkpoint | None:
@@ -120,7 +115,7 @@ def get_checkpoint() -> Checkpoint | None:
         ...     last = get_checkpoint()
         ...     return None if last is None else last.path
     """
-    found = _reporter.reports().checkpoints()
+    found = here().checkpoints()
     return found[-1][0] if found else None
 
 

@@ -23,8 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_variables, layer_methods
 from tfdist.compat.tensorflow import sparse_rows
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.parallel.compute import keep_sharded
@@ -57,7 +56,7 @@ def way_of(layer: Any) -> Way | None:
     """Return how a Dense or EinsumDense layer computes with its part, or None if it does not."""
     if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or not _is_adapted(layer):
         return None
-    found = _cut_once(keras_layers.kernel_of(layer))
+    found = _cut_once(layer_methods.kernel_of(layer))
     if found is None:
         return None
     _, along, dim = found
@@ -76,7 +75,7 @@ def rows_of(layer: Any) -> Along | None:
     """Return the axis along which an embedding's table is cut by its rows, or None if it is not."""
     if not isinstance(layer, keras.layers.Embedding) or not _is_adapted(layer):
         return None
-    found = _cut_once(keras_layers.table_of(layer))
+    found = _cut_once(layer_methods.table_of(layer))
     return found[1] if found is not None and found[2] == 0 else None
 
 
@@ -161,25 +160,25 @@ def _dense(layer: keras.layers.Dense, inputs: Any, training: Any = None) -> Any:
     way = way_of(layer)
     is_known = isinstance(inputs, tf.Tensor) or (isinstance(inputs, tf.SparseTensor) and way and way.by_columns)
     if way is None or not is_known or inputs.shape.rank is None:
-        return keras_layers.own_call(keras.layers.Dense, layer, inputs, training=training)
-    kernel = _own_part(keras_layers.kernel_of(layer), inputs.dtype)
+        return layer_methods.own_call(keras.layers.Dense, layer, inputs, training=training)
+    kernel = _own_part(layer_methods.kernel_of(layer), inputs.dtype)
     return _computed(layer, way, inputs, lambda given: keras.ops.matmul(given, kernel))
 
 
 def _einsum_dense(layer: keras.layers.EinsumDense, inputs: Any, training: Any = None) -> Any:
     way = way_of(layer)
     if way is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
-        return keras_layers.own_call(keras.layers.EinsumDense, layer, inputs, training=training)
-    kernel = _own_part(keras_layers.kernel_of(layer), inputs.dtype)
+        return layer_methods.own_call(keras.layers.EinsumDense, layer, inputs, training=training)
+    kernel = _own_part(layer_methods.kernel_of(layer), inputs.dtype)
     return _computed(layer, way, inputs, lambda given: keras.ops.einsum(layer.equation, given, kernel))
 
 
 def _convolution(layer: Any, inputs: Any) -> Any:
-    weight = keras_layers.kernel_of(layer)
+    weight = layer_methods.kernel_of(layer)
     found = _cut_once(weight)
     is_plain = isinstance(inputs, tf.Tensor) and layer.groups == 1 and layer.padding != "causal"
     if found is None or not is_plain or found[2] != len(weight.shape) - 1:
-        return keras_layers.own_call(type(layer), layer, inputs)
+        return layer_methods.own_call(type(layer), layer, inputs)
     along, channels = found[1], 1 if layer.data_format == "channels_first" else layer.rank + 1
     part = layer.convolution_op(along.entering(inputs), _own_part(weight, inputs.dtype))
     outputs = along.gathered(part, channels)
@@ -193,7 +192,7 @@ def _convolution(layer: Any, inputs: Any) -> Any:
 def _dropout(layer: keras.layers.Dropout, inputs: Any, training: Any = False) -> Any:
     place = keep_sharded.place_between(layer)
     if place is None or not training or layer.rate == 0:
-        return keras_layers.own_call(keras.layers.Dropout, layer, inputs, training=training)
+        return layer_methods.own_call(keras.layers.Dropout, layer, inputs, training=training)
     along, dim = place
     dim += inputs.shape.rank
     shape = [along.size if one == dim else 1 for one in range(inputs.shape.rank)] * tf.shape(inputs)
@@ -203,10 +202,10 @@ def _dropout(layer: keras.layers.Dropout, inputs: Any, training: Any = False) ->
 
 
 def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
-    weight = keras_layers.table_of(layer)
+    weight = layer_methods.table_of(layer)
     found = _cut_once(weight)
     if found is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
-        return keras_layers.own_call(keras.layers.Embedding, layer, inputs)
+        return layer_methods.own_call(keras.layers.Embedding, layer, inputs)
     sharding, along, dim = found
     ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
     ids = tf.where(ids < 0, ids + sharding.shape[0], ids)  # Keras counts them from the end
@@ -258,15 +257,15 @@ def attention_call(
     options["return_attention_scores"] = return_attention_scores
     along = along_of(layer, query, value, key, *masks, **options)
     if along is None or not all(isinstance(one, tf.Tensor) for one in (query, value, key)):
-        return keras_layers.own_call(type(layer), layer, query, value, key, *masks, **options)
+        return layer_methods.own_call(type(layer), layer, query, value, key, *masks, **options)
     different = {id(one): one for one in (query, value, key)}
     if keep_sharded.is_among(layer, "entered"):
         entered = different
     else:
-        entered = {name: keras_layers.with_mask_of(along.entering(one), one) for name, one in different.items()}
+        entered = {name: layer_methods.with_mask_of(along.entering(one), one) for name, one in different.items()}
     query, value, key = (entered[id(one)] for one in (query, value, key))
     with keep_sharded.keeping(_kept_by_heads(layer, along)):
-        return keras_layers.own_call(type(layer), layer, query, value, key, **options)
+        return layer_methods.own_call(type(layer), layer, query, value, key, **options)
 
 
 def along_of(layer: Any, query: Any, *others: Any, return_attention_scores: bool = False, **options: Any) -> Any:
@@ -278,9 +277,11 @@ def along_of(layer: Any, query: Any, *others: Any, return_attention_scores: bool
 
 
 def _by_heads(layer: Any) -> Along | None:
-    if not keras_layers.attends_as_keras(layer):
+    if not layer_methods.attends_as_keras(layer):
         return None
-    back, *ways = [way_of(one) for one in (keras_layers.projection_back_of(layer), *keras_layers.projections_of(layer))]
+    back, *ways = [
+        way_of(one) for one in (layer_methods.projection_back_of(layer), *layer_methods.projections_of(layer))
+    ]
     if back is None or back.by_columns or back.dim != _HEADS:
         return None
     is_alike = all(
@@ -290,11 +291,11 @@ def _by_heads(layer: Any) -> Along | None:
 
 
 def _kept_by_heads(layer: Any, along: Along) -> keep_sharded.Kept:
-    projections = tuple(keras_layers.projections_of(layer))
-    dropout, heads = keras_layers.dropout_of_scores(layer)
+    projections = tuple(layer_methods.projections_of(layer))
+    dropout, heads = layer_methods.dropout_of_scores(layer)
     return keep_sharded.Kept(
         giving=projections,
         entered=projections,
-        taking=(keras_layers.projection_back_of(layer),),
+        taking=(layer_methods.projection_back_of(layer),),
         between=((dropout, along, heads),),
     )

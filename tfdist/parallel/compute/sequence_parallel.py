@@ -21,8 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_variables, layer_methods
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.parallel.compute import chains, keep_sharded, partial_layers
 from tfdist.parallel.compute.activations import Along
@@ -58,7 +57,7 @@ def call(model: Any, placing: Placing, *inputs: Any, **options: Any) -> Any:
     is_plain = is_plain and all(one is None for one in options.values())
     with keep_sharded.keeping(chains.found(model)):
         if graph is None or not placing.layouts.may_cut or not is_plain:
-            return keras_layers.own_call(type(model), model, *inputs, training=training, **options)
+            return layer_methods.own_call(type(model), model, *inputs, training=training, **options)
         given = [_Lying(one) for one in graphs.standardized(graph, inputs[0])]
         outputs = _Graph(graph, placing, training).run(given)
         return graphs.packed(graph, [_whole(one) for one in outputs])
@@ -143,7 +142,7 @@ class _Graph:
     def _is_entered(self, one: graphs.Call, along: Along | None) -> bool:
         """Return whether members compute different things from a layer's input that has not passed `entering` yet."""
         layer = one.operation
-        if not isinstance(layer, keras_layers.ATTENTIONS):
+        if not isinstance(layer, layer_methods.ATTENTIONS):
             way = way_of(layer)
             taken = self._lying[id(one.takes[0])].along if way is not None and len(one.takes) == 1 else None
             return way is not None and way.by_columns and taken is not None and taken.axis == way.along.axis
@@ -154,9 +153,9 @@ class _Graph:
 
     def _scatters(self, one: graphs.Call, along: Along) -> bool:
         layer = one.operation
-        if isinstance(layer, keras_layers.ATTENTIONS):
+        if isinstance(layer, layer_methods.ATTENTIONS):
             by_heads = _heads_of(one)
-            back = keras_layers.projection_back_of(layer)
+            back = layer_methods.projection_back_of(layer)
             return by_heads is not None and by_heads.axis == along.axis and _finishes_parts(back, one.makes[0])
         rows = rows_of(layer)
         if rows is not None:
@@ -263,7 +262,7 @@ def _heads_of(one: graphs.Call) -> Along | None:
 
 
 def _summing(layer: Any) -> tuple[Any, ...]:
-    return (keras_layers.projection_back_of(layer),) if isinstance(layer, keras_layers.ATTENTIONS) else (layer,)
+    return (layer_methods.projection_back_of(layer),) if isinstance(layer, layer_methods.ATTENTIONS) else (layer,)
 
 
 def _finishes_parts(layer: Any, result: Any) -> bool:
@@ -290,13 +289,13 @@ def _is_by_itself(one: graphs.Call) -> bool:
     return type(layer) in graphs.ARITHMETIC or chains.may_pass(layer)
 
 
-_CALLS: dict[Any, Any] = {**CALLS, **dict.fromkeys(keras_layers.ATTENTIONS, partial_layers.attention_call)}
+_CALLS: dict[Any, Any] = {**CALLS, **dict.fromkeys(layer_methods.ATTENTIONS, partial_layers.attention_call)}
 
 
 def adapt(layers: list[keras.layers.Layer], placing: Placing) -> None:
     """Make a model and its layers compute with the parts of weights in this process; a second call does nothing."""
     for layer in layers:
         for kind, compute in _CALLS.items():
-            keras_layers.override_call(layer, kind, functools.partial(compute, layer))
+            layer_methods.override_call(layer, kind, functools.partial(compute, layer))
         for kind in (keras.Sequential, graphs.Functional):
-            keras_layers.override_call(layer, kind, functools.partial(call, layer, placing))
+            layer_methods.override_call(layer, kind, functools.partial(call, layer, placing))

@@ -15,9 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer, metric_weights
 from tfdist.compat.keras import loss as keras_loss
-from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.parallel.compute.activations import Along
 
@@ -86,13 +85,13 @@ def _first_largest(highest: tf.Tensor) -> tf.Tensor:
 
 def adapt(model: keras.Model, late: Late) -> None:
     """Make compiled losses and metrics that take logits accept parts of them."""
-    container = keras_model.compiled_losses(model)
+    container = keras_trainer.compiled_losses(model)
     for loss in [] if container is None else keras_loss.compiled(container):
         if type(loss) is keras.losses.SparseCategoricalCrossentropy and loss.ignore_class is None:
             keras_loss.override_values(loss, lambda own, y_true, y_pred: _values(late, own, y_true, y_pred))
-    for metric in keras_model.metrics(model):
+    for metric in keras_trainer.metrics(model):
         if type(metric) is keras.metrics.SparseCategoricalAccuracy:
-            keras_metrics.override_function(metric, lambda own, y_true, y_pred: _matches(late, own, y_true, y_pred))
+            metric_weights.override_function(metric, lambda own, y_true, y_pred: _matches(late, own, y_true, y_pred))
 
 
 def _values(late: Late, own: Any, y_true: Any, y_pred: Any) -> Any:

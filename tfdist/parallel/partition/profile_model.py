@@ -14,8 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains
@@ -158,7 +157,7 @@ class _Ends(keras.callbacks.Callback):
 
 
 def _variables(model: keras.Model) -> list[Any]:
-    metrics = [variable for metric in keras_model.metrics(model) for variable in metric.variables]
+    metrics = [variable for metric in keras_trainer.metrics(model) for variable in metric.variables]
     return [*keras_variables.persistent_variables(model), *metrics]
 
 

@@ -10,9 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras.keras_trainer import layers as layers_in
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import ConfigError, UnsupportedError
 
@@ -181,12 +179,12 @@ class Division:
         Statistics of a whole batch need its last example for the first result. Losses and states that a user's layer
         adds may be means, sums, or neither, which no stage can find out.
         """
-        every = [one for part in range(self.parts) for own in self.layers_of(part) for one in layers_in(own)]
+        every = [one for part in range(self.parts) for own in self.layers_of(part) for one in keras_trainer.layers(own)]
         for layer in every:
             if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
                 return f"the layer {layer.name!r}, which normalises with statistics of the whole batch,"
         for layer in every:
-            if not losses_are_told and keras_layers.may_add_losses(layer):
+            if not losses_are_told and layer_methods.may_add_losses(layer):
                 return f"the layer {layer.name!r}, which adds a loss (a mean or a sum, no stage can tell),"
             if keras_variables.has_own_states(layer):
                 return f"the layer {layer.name!r}, which keeps a state of its own,"
@@ -335,7 +333,3 @@ def _elements(shape: Sequence[Any]) -> float:
     for size in shape:
         count *= size or 1
     return count
-
-
-#: what a function of the user's is given and returns
-StagesFunction = Callable[[keras.Model, int], Sequence[str]]

@@ -12,12 +12,11 @@ from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
 from tfdist.parallel.pipeline.whole_batches import Sums
-from tfdist.training.replica import batch_rows
-from tfdist.training.replica import current_step as step
+from tfdist.training.replica import batch_rows, current_step
 from tfdist.training.replica.judging import Verdict
 
 
-class MicroStep(step.Step):
+class MicroStep(current_step.Step):
     """The step of a micro-batch, whose rows are a part of the batch as a replica's are of the global batch."""
 
     def __init__(

@@ -17,7 +17,7 @@ import keras
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.gradients.sharding.sharded_slots import UPDATES, OptimizerSharding, updates_of
 from tfdist.gradients.sharding.sharded_updates import Updates
@@ -36,7 +36,7 @@ class StageSlots(OptimizerSharding):
         if UPDATES in own or keras_optimizer.hands_on(type(optimizer)):
             return
         own[UPDATES] = updates = StageUpdates(optimizer, self.traced)
-        keras_sharded.let_update_stand_ins(optimizer, updates)
+        sharded_optimizer.let_update_stand_ins(optimizer, updates)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> Iterator[None]:
@@ -55,7 +55,7 @@ class StageUpdates(Updates):
     def divide(self) -> None:
         """Note which part of each variable of the optimizer, which is built, this process updates."""
         for variable in keras_optimizer.known_variables(self._optimizer):
-            key, lying = keras_sharded.key_of(self._optimizer, variable), _lying(variable)
+            key, lying = sharded_optimizer.key_of(self._optimizer, variable), _lying(variable)
             if key in self._parts:  # it has its part's shape now, maybe
                 continue
             self._variables[key] = variable
@@ -79,7 +79,7 @@ class StageUpdates(Updates):
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
         self.divide()
-        variables, averages = keras_sharded.averages(self._optimizer)
+        variables, averages = sharded_optimizer.averages(self._optimizer)
         with sharded_variable.local([*variables, *averages]):
             yield
 

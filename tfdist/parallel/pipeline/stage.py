@@ -12,9 +12,7 @@ from tfdist.cluster.shares import Shares
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.keras import keras_trainer, keras_variables, metric_weights
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
@@ -240,8 +238,8 @@ class StageStep:
     ) -> list[MicroBatch]:
         """Cut this replica's batch into micro-batches; a replica without examples computes with a copy of one."""
         replica_step.adapt(self._model, self._unseeded)
-        for metric in getattr(keras_model.compiled_losses(self._model), "metrics", ()):
-            keras_metrics.ignore_weights(metric)
+        for metric in getattr(keras_trainer.compiled_losses(self._model), "metrics", ()):
+            metric_weights.ignore_weights(metric)
         rows = self._rows(global_rows)
         self._example_weight = _example_weight(data, global_rows)
         there = max(rows, 1)
@@ -427,7 +425,7 @@ class StageStep:
             own = tf.zeros([], keras.backend.floatx()) if found.added is None else found.added
             (added,) = self._pipe.sums([own], "what layers add to the loss")
             if self._pipe.is_last:
-                total = keras_model.loss_tracker(self._model).total
+                total = keras_trainer.loss_tracker(self._model).total
                 total.assign_add(tf.cast(added, total.dtype))
         if self._pipe.is_last:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(data))
@@ -439,8 +437,8 @@ class StageStep:
         mine = parts if counts else [tf.zeros_like(part) for part in parts]
         sums = list(self._pipe.everybody.all_reduce(mine, ["metrics"] * len(mine))) if mine else []
         replica_metrics.gather_in_one_place(totals.variables, sums)
-        keras_model.note_logs(self._model, are_metrics=True)
-        return totals.over(sums, lambda: keras_model.metrics_result(self._model))
+        keras_trainer.note_logs(self._model, are_metrics=True)
+        return totals.over(sums, lambda: keras_trainer.metrics_result(self._model))
 
     def _known_to_all(self, found: Found, microbatches: list[MicroBatch]) -> list[tf.Tensor]:
         outputs = []

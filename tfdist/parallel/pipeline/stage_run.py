@@ -17,8 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables, stateless_scope
+from tfdist.compat.keras import keras_trainer, keras_variables, stateless_scope
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
@@ -246,7 +245,7 @@ class Run:
                 outputs = [numbered[number] for number in flow.results.needed]
                 if with_loss:
                     y_pred = graphs.packed(graph, [values[id(tensor)] for tensor in self._division.outputs])
-                    loss = keras_model.compiled_loss(self._model, given.y, y_pred, given.sample_weight)
+                    loss = keras_trainer.compiled_loss(self._model, given.y, y_pred, given.sample_weight)
             losses = [one for one in (loss, added) if one is not None]
             target = None
             if self._training and with_loss and losses:
@@ -262,7 +261,7 @@ class Run:
         if made.outputs:
             self.found.outputs[work.microbatch] = made.outputs
         if made.loss is not None:
-            keras_model.loss_tracker(self._model).update_state(made.loss, sample_weight=microbatch.weight)
+            keras_trainer.loss_tracker(self._model).update_state(made.loss, sample_weight=microbatch.weight)
         if made.added is not None:
             counted = made.added * tf.cast(microbatch.weight, made.added.dtype)
             self.found.added = counted if self.found.added is None else self.found.added + counted

@@ -17,11 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables, stateless_scope
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights, stateless_scope
 from tfdist.compat.keras import loss as keras_loss
-from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
@@ -59,7 +56,7 @@ def divisors(
     """Return the sums over a batch by which the losses of a model divide."""
     _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     with current, keras.StatelessScope():  # a metric of a loss counts nothing now
-        keras_model.compiled_loss(model, y, graphs.packed(division.graph, list(outputs)), sample_weight)
+        keras_trainer.compiled_loss(model, y, graphs.packed(division.graph, list(outputs)), sample_weight)
     return current.sums
 
 
@@ -82,7 +79,7 @@ def with_masks(outputs: Sequence[tf.Tensor], flow: Flow, inputs: Sequence[Any]) 
 
 def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
     """Return the names of the losses that compute one value from several examples of a batch."""
-    container = keras_model.compiled_losses(model)
+    container = keras_trainer.compiled_losses(model)
     if container is None:
         return []
     random = np.random.default_rng(0)
@@ -107,8 +104,8 @@ def comparing_call(division: Division) -> str:
 
 def _compares_rows(call: graphs.Call) -> bool:
     """Return whether a call's results for rows differ if other rows are left out; weights are random, as elsewhere."""
-    layers = keras_model.layers(call.operation) if isinstance(call.operation, keras.layers.Layer) else []
-    if layers and not keras_layers.comparing_rows(layers):
+    layers = keras_trainer.layers(call.operation) if isinstance(call.operation, keras.layers.Layer) else []
+    if layers and not layer_methods.comparing_rows(layers):
         return False
     random = np.random.default_rng(0)
     taken = [_like(tensor, random) for tensor in call.takes]
@@ -119,7 +116,7 @@ def _compares_rows(call: graphs.Call) -> bool:
     def outputs(*given: tf.Tensor) -> list[Any]:
         values = [(one, tf.constant(value, one.dtype)) for one, value in numbers]
         scope = stateless_scope.Updates(values, initialize_variables=False)
-        with scope, keras_layers.without_chance(layers):
+        with scope, layer_methods.without_chance(layers):
             return call.compute({id(tensor): one for tensor, one in zip(call.takes, given, strict=True)}, training=True)
 
     try:
@@ -143,8 +140,8 @@ def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
     """Return rules by which a user's metrics are given the rows of all replicas of the last stage."""
     if replicas == 1:
         return Rules()
-    every = keras_model.metrics(model)
-    own = [number for number, metric in enumerate(every) if keras_metrics.counts_by_itself(metric)]
+    every = keras_trainer.metrics(model)
+    own = [number for number, metric in enumerate(every) if metric_weights.counts_by_itself(metric)]
     numbers = range(len(every))  # a metric that takes the mean of a function asks once
     return Rules({**{("metric", number): "whole" for number in own}, **{("number", n): "whole" for n in numbers}})
 

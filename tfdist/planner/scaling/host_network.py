@@ -76,7 +76,6 @@ class HostNetwork:
         within = self.inside.all_reduce_seconds(size, min(devices, self.per_host))
         return within + self._between(size, self.hosts(devices))
 
-<<<<<<< HEAD
     def summing(self, size: float, devices: int) -> Transfer:
         """Return an all_reduce of this many bytes on each device, with its latency apart where others may hide it."""
         if not self._has_direct_sums or devices == 1 or not size:
@@ -93,12 +92,6 @@ class HostNetwork:
     def _has_direct_sums(self) -> bool:
         return self.is_direct and self.inside is None
 
-    def send_seconds(self, size: float) -> float:
-        """Return the seconds until this many bytes have arrived from another host."""
-        return self.link.send_seconds(size)
-
-=======
->>>>>>> house2
     def _between(self, size: float, members: int) -> float:
         if self.is_direct and members > 1:
             return _direct(self.link, size, members).seconds

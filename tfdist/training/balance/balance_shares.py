@@ -10,7 +10,7 @@ import numpy as np
 from tfdist import validation
 from tfdist.cluster.shares import Shares
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.errors import ConfigError
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
@@ -107,7 +107,7 @@ class BalanceShares(keras.callbacks.Callback):
         self._batch = min(batch or MOST_ROWS, MOST_ROWS)
         self._rows = rows_of(strategy.shares[::each], self._batch, self._most)
         self._strategy, self._workers = strategy, workers
-        given = None if fit is None else keras_model.input_of(fit.epoch_iterator)
+        given = None if fit is None else keras_trainer.input_of(fit.epoch_iterator)
         self._input = given if isinstance(given, Input) else None
         step_timestamps.ask()
         self._measure_from_here()
@@ -295,7 +295,7 @@ def _why_not(model: keras.Model, strategy: Any) -> str | None:
         return f"the workers of {type(strategy).__name__} wait for each other in the middle of a step"
     if getattr(strategy, "apart", None) is not None:
         return "workers meet seldom, so no step waits for another worker"
-    waiting = [one.name for one in keras_model.layers(model) if getattr(one, "synchronized", False)]
+    waiting = [one.name for one in keras_trainer.layers(model) if getattr(one, "synchronized", False)]
     if waiting:
         return f"the layer {waiting[0]!r} waits for other workers in the middle of a step (synchronized=True)"
     return None

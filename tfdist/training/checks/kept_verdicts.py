@@ -73,12 +73,8 @@ class Shelf:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
-        self._keeps = TRIALS.read(environ) == "keep"
+        self.is_open = TRIALS.read(environ) == "keep"
         self._root = cache.folder(environ)
-
-    @property
-    def is_open(self) -> bool:
-        return self._keeps
 
     def take(self, key: str) -> Tried | None:
         """Return the verdicts under a key; None if there are none, or if the file is damaged."""

@@ -13,9 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import stateless_scope
+from tfdist.compat.keras import keras_trainer, layer_methods, stateless_scope
 from tfdist.compat.tensorflow import dry_run as tf_trial
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import tried_step
@@ -25,7 +23,7 @@ from tfdist.training.replica import batch_rows
 
 def suspects(model: keras.Model) -> list[str]:
     """Return the names of layers and operations that may compare rows, so that `mixes` has something to find."""
-    return keras_layers.comparing_rows(keras_model.layers(model))
+    return layer_methods.comparing_rows(keras_trainer.layers(model))
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
         rows = [None if leaf is None else next(tensors) for leaf in tried_step.leaves(packed)]
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(tf.nest.pack_sequence_as(packed, rows)))
         scope = stateless_scope.Updates([], initialize_variables=False)
-        with replica_contexts.of_no_strategy(0), scope, keras_layers.without_chance(keras_model.layers(model)):
+        with replica_contexts.of_no_strategy(0), scope, layer_methods.without_chance(keras_trainer.layers(model)):
             found = model(x, training=how.training)
         return [one for one in tf.nest.flatten(found) if isinstance(one, tf.Tensor)]
 

@@ -18,10 +18,7 @@ import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
@@ -174,7 +171,7 @@ class Probe:
             return False
         settled = self._strategy.loss_reduction
         if settled == "sum":
-            kind = "gradient" if keras_model.has_own_train_step(self._model) else "loss"
+            kind = "gradient" if keras_trainer.has_own_train_step(self._model) else "loss"
             self.rules = Rules({(kind, number): "sum" for number in range(_MANY)})
         self._is_sure = self._has_unknown(settled)
         may_differ = self._is_sure or (settled == "detect" and bool(row_mixing.suspects(self._model)))
@@ -184,11 +181,13 @@ class Probe:
     def _has_unknown(self, settled: str) -> bool:
         """True if the step runs code of the user's, whose results nothing declares."""
         model = self._model
-        if settled == "detect" and keras_model.reduces_by_itself(model, self._user_step):
+        if settled == "detect" and keras_trainer.reduces_by_itself(model, self._user_step):
             return True
-        if any(keras_layers.may_add_losses(one) or keras_layers.has_metrics(one) for one in keras_model.layers(model)):
+        if any(
+            layer_methods.may_add_losses(one) or layer_methods.has_metrics(one) for one in keras_trainer.layers(model)
+        ):
             return True
-        if any(keras_metrics.is_of_users(metric) for metric in keras_model.metrics(model)):
+        if any(metric_weights.is_of_users(metric) for metric in keras_trainer.metrics(model)):
             return True
         return self._training and bool(keras_variables.states_of_users(model))
 
@@ -281,7 +280,7 @@ class Probe:
         """Return whether layers mix the rows of some worker's data; also if that could not be tried."""
         mixes = False
         if (data := self._few(slices, is_cut)) is not None and int(batch_rows.rows_of(data)) > 1:
-            in_16_bits = keras_model.computes_in_16_bits(self._model)
+            in_16_bits = keras_trainer.computes_in_16_bits(self._model)
             tolerance = _IN_16_BITS if in_16_bits else _OF_NUMBERS
             how = row_mixing.Pass(training=self._training, tolerance=tolerance, meets=is_cut)
             try:
@@ -313,7 +312,7 @@ class Probe:
             if key in self._uses:
                 self.neither.append(self._uses[key])
             elif rule.verdict == "neither" and not (key[0] == "log" and of_losses):
-                is_of_keras = key[0] == "gradient" and not keras_model.has_own_train_step(self._model)
+                is_of_keras = key[0] == "gradient" and not keras_trainer.has_own_train_step(self._model)
                 suspects = row_mixing.suspects(self._model) if is_of_keras else []
                 kind = "layers" if suspects else "gradients of layers" if is_of_keras else key[0]
                 self.neither.append(advice.of(kind, ", ".join(suspects) or names.get(key, ""), self._model))
@@ -346,7 +345,7 @@ class Probe:
         return {key: judging.agreed_rule(rules) for key, rules in said.items()}
 
     def _try(self, data: Any, is_cut: bool) -> tuple[Found, dict[Key, str]]:
-        in_16_bits = keras_model.computes_in_16_bits(self._model)
+        in_16_bits = keras_trainer.computes_in_16_bits(self._model)
         tried = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut)
         runs = Runs.of(tried, data)
         values = _verdicts(tried, runs, in_16_bits=in_16_bits)

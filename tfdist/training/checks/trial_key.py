@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras.symbolic import graphs
-from tfdist.compat.tensorflow import dry_run as tf_trial
+from tfdist.compat.tensorflow import dry_run
 from tfdist.training.checks.code_fingerprint import Digest, OpaqueError, attributes_of, digest_of, is_of_library
 from tfdist.training.epoch import flat
 
@@ -58,7 +58,7 @@ def _own_code() -> str:
 
 
 def _structure(data: Any) -> list[Any]:
-    specs = [repr(tf_trial.relaxed(leaf)) for leaf in flat((data,))]
+    specs = [repr(dry_run.relaxed(leaf)) for leaf in flat((data,))]
     return [repr(tf.nest.map_structure(lambda leaf: leaf is not None, data, expand_composites=False)), *specs]
 
 
@@ -127,7 +127,7 @@ def _write_object(value: Any, digest: Digest) -> None:
 
 def _write_model(model: keras.Model, digest: Digest) -> None:
     digest.mark(model.jit_compile, model.run_eagerly, type(model.optimizer).__qualname__)
-    digest.write(keras_model.compile_arguments(model))
+    digest.write(keras_trainer.compile_arguments(model))
     digest.write(model.optimizer)
     graph = graphs.graph_of(model)
     if graph is not None:
@@ -137,7 +137,7 @@ def _write_model(model: keras.Model, digest: Digest) -> None:
             digest.write(call.operation)
             digest.write([list(call.node.arguments.args), call.node.arguments.kwargs])
         digest.write(list(graph.outputs))
-    for layer in keras_model.layers(model):
+    for layer in keras_trainer.layers(model):
         if layer is not model:
             digest.write(layer)
 

@@ -14,12 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables, stateless_scope
-from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import metric_weights as keras_metrics
-from tfdist.compat.tensorflow import dry_run as tf_trial
-from tfdist.compat.tensorflow import traced_uses
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights, stateless_scope
+from tfdist.compat.tensorflow import dry_run, traced_uses
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
@@ -99,7 +95,7 @@ class TriedStep:
         self._together: tuple[int, Rules, Any] | None = None  # what was traced last of several parts
         self._structure = data
         self._options = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)]
-        self._specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
+        self._specs = [dry_run.relaxed(leaf) for leaf in flat((data,))]
         #: whether the step makes variables when it is traced first
         self.makes_variables = False
         for _ in range(2):
@@ -108,11 +104,11 @@ class TriedStep:
             if not made_variables(strategy):
                 break
             self.makes_variables = True
-        types = tf_trial.operations(self._traced)
-        if (change := tf_trial.changes(types, meets_others=meets_others)) is not None:
+        types = dry_run.operations(self._traced)
+        if (change := dry_run.changes(types, meets_others=meets_others)) is not None:
             raise advice.CannotTryError(f"it changes something else than Keras variables, by the operation {change}")
         #: whether values contain random numbers
-        self.is_random = tf_trial.draws(types)
+        self.is_random = dry_run.draws(types)
 
     def __call__(self, rows: Any, *, is_fed: bool = False) -> Run:
         """Return the results of the step on rows; with random numbers the mean of several draws."""
@@ -126,7 +122,7 @@ class TriedStep:
             each = [given[place * count : (place + 1) * count] for place in range(len(parts))]
             total = tf.add_n([batch_rows.rows_of(self._packed(tensors)) for tensors in each])
             run = functools.partial(self._compute, draw, is_fed, total=total, rules=rules)
-            with keras_layers.without_chance(keras_model.layers(self._model)):
+            with layer_methods.without_chance(keras_trainer.layers(self._model)):
                 found = traced_together([functools.partial(run, tensors) for tensors in each])
             return [value for values in found for value in values]
 
@@ -155,7 +151,7 @@ class TriedStep:
         return tf.nest.pack_sequence_as(self._structure, packed)
 
     def _alone(self, draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
-        with keras_layers.without_chance(keras_model.layers(self._model)):
+        with layer_methods.without_chance(keras_trainer.layers(self._model)):
             return self._compute(draw, is_fed, given)
 
     def _compute(
@@ -208,7 +204,7 @@ class TriedStep:
             self._run(data, sink, all_reduce=all_reduce, group=part, **shares)
         if part is None:
             asked.meets = sink.meets
-            asked.uses = advice.of_own_gradients(model, values) if keras_model.has_own_train_step(model) else {}
+            asked.uses = advice.of_own_gradients(model, values) if keras_trainer.has_own_train_step(model) else {}
             self._show(asked, values, changes, given)
             self.asked = asked
         return [_sketch(value) for _, value in values.values()] + states
@@ -229,8 +225,8 @@ class TriedStep:
         keys: dict[int, Key] = {}
         own = keras_variables.states_of_users(self._model)
         keys.update({id(v): ("state", n) for n, v in enumerate(keras_variables.states(self._model)) if id(v) in own})
-        for number, metric in enumerate(keras_model.metrics(self._model)):
-            if keras_metrics.counts_by_itself(metric):
+        for number, metric in enumerate(keras_trainer.metrics(self._model)):
+            if metric_weights.counts_by_itself(metric):
                 keys.update({id(variable): ("metric", number) for variable in metric.variables})
         return keys
 
@@ -314,7 +310,7 @@ def joined(*nests: Any) -> Any:
 
 
 def _ones(metric: keras.Metric) -> Any:
-    found = keras_metrics.own_result(metric)
+    found = metric_weights.own_result(metric)
     return tf.nest.map_structure(lambda value: tf.ones_like(tf.convert_to_tensor(value)), found)
 
 

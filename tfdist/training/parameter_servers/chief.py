@@ -9,15 +9,13 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import stateless_scope
+from tfdist.compat.keras import keras_trainer, stateless_scope
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.errors import UnsupportedError
 from tfdist.monitor.phases import Phase
@@ -80,7 +78,8 @@ class Chief:
         self.staleness = Distribution()
         #: parts that came too late, see ``backup_workers``
         self.dropped = Dropped()
-        self._bounded = BoundedCalls(timeout_seconds, require_servers)
+        #: runs the second function of a step, within the servers' deadline
+        self.apply = BoundedCalls(timeout_seconds, require_servers)
 
     @property
     def together(self) -> bool:
@@ -94,7 +93,7 @@ class Chief:
 
     def adopt(self, model: keras.Model) -> None:
         """Let this model train on the workers, once."""
-        if not keras_model.mark(model, self.strategy):
+        if not keras_trainer.mark(model, self.strategy):
             return
         made: list[tuple[Steps, _ChiefSteps]] = []
 
@@ -121,7 +120,7 @@ class Chief:
                 if source.training == training:
                     source.forget()  # what an interrupted call has left
 
-        keras_model.override(
+        keras_trainer.override(
             model,
             build=functools.partial(self._build, model),
             make_function=make_function,
@@ -133,7 +132,7 @@ class Chief:
 
     def _tell_drops(self, model: keras.Model) -> None:
         """Warn at the end of the running `fit` about the examples that it has dropped."""
-        running = keras_model.calling_callbacks(model)
+        running = keras_trainer.calling_callbacks(model)
         if running is None or any(isinstance(callback, _TellsDrops) for callback in running.callbacks):
             return
         running.callbacks.append(_TellsDrops(self))
@@ -154,16 +153,12 @@ class Chief:
             for task in tasks:
                 self.scheduler.cancel(task)
 
-    def apply(self, call: Callable[[], Any]) -> Any:
-        """Run the second function of a step, within the servers' deadline."""
-        return self._bounded(call)
-
     def _build(self, model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
         keras_loop.build(model, iterator, data_batch)
         self.when_built(model)
 
     def _predictions(self, model: keras.Model) -> Predictions:
-        unseeded = keras_model.global_seed_generator()
+        unseeded = keras_trainer.global_seed_generator()
         return Predictions(functools.partial(_rows_of, self, model, unseeded, {}), _running)
 
 
@@ -201,7 +196,7 @@ class _ChiefSteps:
         self._chief = chief
         self._model = model
         self._user_step = user_step
-        self._unseeded = keras_model.global_seed_generator()
+        self._unseeded = keras_trainer.global_seed_generator()
         replicas = chief.parts if chief.together else 1
         self._tried = step_probe.Probe(
             model,
@@ -215,7 +210,7 @@ class _ChiefSteps:
         )
         if training:
             keras_loop.require_scope(model, chief.strategy)
-            for optimizer in keras_model.optimizers(model):
+            for optimizer in keras_trainer.optimizers(model):
                 remote_part.adapt_optimizer(optimizer, chief.strategy)
         self._functions: dict[Any, tuple[remote_part.Computation, Update]] = {}
         self._applied: set[Update] = set()
@@ -230,9 +225,7 @@ class _ChiefSteps:
         self._numbers = itertools.count()
         self._logs: Any = None
 
-    def running(self, iterator: Any) -> AbstractContextManager[None]:
-        """Enclose the steps of one call of Keras."""
-        return _running()
+    running = staticmethod(_running)
 
     def several(self, batches: Epoch, left: int) -> None:
         """Return None: no graph runs several steps, because the chief applies each."""
@@ -301,7 +294,7 @@ class _ChiefSteps:
             self._dropped += total - counted
         scale = total / counted if counted and late else 1.0
         logs = self._update(update, used, scale=scale)
-        keras_model.note_logs(self._model, are_metrics=computation.logs_are_metrics)
+        keras_trainer.note_logs(self._model, are_metrics=computation.logs_are_metrics)
         return logs
 
     # A batch for each worker.
@@ -314,7 +307,7 @@ class _ChiefSteps:
             self._take(wait=True)
         computation, update, _, (task,) = self._start(batch, among=self._clock.groups[group])
         if not self._under_way:
-            keras_model.note_logs(self._model, are_metrics=computation.logs_are_metrics)
+            keras_trainer.note_logs(self._model, are_metrics=computation.logs_are_metrics)
         self._under_way[task] = (self._clock.start(group), update)
         while self._take(wait=self._logs is None):
             pass

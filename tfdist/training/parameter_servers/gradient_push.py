@@ -7,12 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables, stateless_scope
-from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.keras import keras_trainer, keras_variables, metric_weights, stateless_scope
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow import new_variables, traced_uses
-from tfdist.compat.tensorflow import replay as tf_replay
+from tfdist.compat.tensorflow import new_variables, replay, traced_uses
 from tfdist.compression.codec import Codec
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import compressed_reducer, reducer, replica_sums
@@ -41,11 +38,11 @@ class Logs:
         self._structure: Any = None
         self._leaves: list[tf.Tensor | None] = []
         self._sent: list[tf.Tensor] = []
-        self._replay: tf_replay.Replay | None = None
+        self._replay: replay.Replay | None = None
 
     def result(self, metric: keras.Metric) -> Any:
         """Return the result of a metric of this part, marked."""
-        found = keras_metrics.own_result(metric)
+        found = metric_weights.own_result(metric)
         marked = [tf.identity(value) for value in tf.nest.flatten(found)]
         self._results += [(metric, place, value) for place, value in enumerate(marked)]
         return tf.nest.pack_sequence_as(found, marked)
@@ -56,7 +53,7 @@ class Logs:
         self._leaves = [None if leaf is None else tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(logs)]
         marked = {id(value) for _, _, value in self._results}
         if not tf.executing_eagerly():
-            self._replay = tf_replay.Replay(self._symbolic(), [value for _, _, value in self._results])
+            self._replay = replay.Replay(self._symbolic(), [value for _, _, value in self._results])
             if any(not _averages(tensor) for tensor in self._replay.given):
                 self._replay = None
         replayed = self._replay.depends if self._replay else [False] * len(self._leaves)
@@ -77,7 +74,7 @@ class Logs:
         answers: dict[int, list[Any]] = {}
         for metric, place, value in self._results:
             if id(metric) not in answers:
-                answers[id(metric)] = tf.nest.flatten(keras_metrics.own_result(metric))
+                answers[id(metric)] = tf.nest.flatten(metric_weights.own_result(metric))
             values[id(value)] = tf.convert_to_tensor(answers[id(metric)][place])
         if self._replay is not None:
             sources = [values[id(value)] for _, _, value in self._results]
@@ -246,7 +243,7 @@ class ToChief:
                 self._note(variable, *self._after_its_updates(variable))
             else:
                 self._note(variable, *self._change_of(variable))
-        if not replica_metrics.are_metrics(self._model, logs, keras_model.metrics_result(self._model), touched):
+        if not replica_metrics.are_metrics(self._model, logs, keras_trainer.metrics_result(self._model), touched):
             if self._current.replaced_results:
                 raise current_step.not_logged_as_itself(self._current.replaced_results[0])
             self.put_logs = self._asked.put

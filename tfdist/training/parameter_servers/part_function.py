@@ -8,9 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables, stateless_scope
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, stateless_scope
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.training.epoch import Layout
@@ -20,15 +18,15 @@ from tfdist.training.replica.judging import Rules
 
 def adapt(model: keras.Model) -> None:
     """Let embeddings look up rows on the servers, so only the rows in use travel."""
-    for layer in keras_model.layers(model):
+    for layer in keras_trainer.layers(model):
         if isinstance(layer, keras.layers.Embedding):
-            keras_layers.override_call(layer, keras.layers.Embedding, functools.partial(_look_up, layer))
+            layer_methods.override_call(layer, keras.layers.Embedding, functools.partial(_look_up, layer))
 
 
 def _look_up(layer: keras.layers.Embedding, inputs: Any) -> Any:
     table = stateless_scope.table_on_servers(layer)
     if table is None or not isinstance(inputs, tf.Tensor) or not (inputs.dtype.is_integer or inputs.dtype.is_floating):
-        return keras_layers.own_call(keras.layers.Embedding, layer, inputs)
+        return layer_methods.own_call(keras.layers.Embedding, layer, inputs)
     ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
     ids = tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids)
     return tf.cast(tf_partitioned.lookup(table, ids), layer.compute_dtype)

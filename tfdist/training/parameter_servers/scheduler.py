@@ -283,7 +283,7 @@ class Scheduler:
         if not calling or any(worker.state is _State.BUSY for worker in self._workers):
             return
         there = [worker for worker in self._workers if worker.state is _State.READY]
-        reached = self._transport.bring_back([worker.index for worker in sorted(there + calling, key=_index)])
+        reached = self._transport.bring_back(sorted(worker.index for worker in there + calling))
         for worker in calling:
             worker.state = _State.BUSY if reached else _State.GONE
         self._changed.notify_all()
@@ -397,10 +397,6 @@ class Scheduler:
 
     def _say(self, sentence: str) -> None:
         self._said.append(sentence)
-
-
-def _index(worker: _Worker) -> int:
-    return worker.index
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -11,8 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.errors import DeadlineError
@@ -149,7 +148,7 @@ class Update:
                 variable.assign(value) if note.mode == "set" else variable.assign_add(value)
         if self._computation.put_logs is not None:
             return self._computation.put_logs(logs)
-        return keras_model.metrics_result(self._model)
+        return keras_trainer.metrics_result(self._model)
 
 
 def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:

@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.shares import Share, Shares
-from tfdist.compat.tensorflow import sparse_rows
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import sparse_rows, tf_data
 from tfdist.errors import ConfigError, UnsupportedError
 
 # what Keras calls the elements of a batch that is a tuple

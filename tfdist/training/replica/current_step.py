@@ -130,6 +130,15 @@ class Step:
         self._asked: Counter[str] = Counter()
         self._passed: set[int] = set()  # numbers of the gradients that flowed through other replicas
 
+    @contextlib.contextmanager
+    def own_results(self) -> Iterator[None]:
+        """Let metrics give their own results in the block: one may ask others that it is made of."""
+        asked, self.result_of = self.result_of, None
+        try:
+            yield
+        finally:
+            self.result_of = asked
+
     def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
         """Return the rule that combines the values of replicas into the value of all examples.
 

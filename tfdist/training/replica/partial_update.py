@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, reducer
@@ -95,7 +95,7 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
     apart = [path for path, one in found.items() if one is not None]
     cut = next((path for path in apart if found[path].is_cut), None)
     for one in keras_optimizer.updating(optimizer):
-        keras_sharded.require_update_step_alone(
+        sharded_optimizer.require_update_step_alone(
             one,
             because=f"processes or devices update what they have of them by themselves, as of {apart[0]!r}",
             instead="a strategy that keeps weights whole",
@@ -123,8 +123,8 @@ def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
             received=cut,
         )
     kept = [slot for slot in optimizer.variables if len(slot.shape) and sharded_variable.sharding_of(slot) is None]
-    if keras_sharded.is_of_ones_own(optimizer):
-        kept += keras_sharded.numbers_of(optimizer)
+    if sharded_optimizer.is_of_ones_own(optimizer):
+        kept += sharded_optimizer.numbers_of(optimizer)
     if kept:
         raise UnsupportedError(
             f"the optimizer {name} keeps {kept[0].path!r} (shape {tuple(kept[0].shape)}), which has not the shape of a "

@@ -6,9 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import across, current_step
@@ -20,7 +18,7 @@ _SEED_STRIDE = 0x9E3779B1
 def require_no_state_of_rows(model: keras.Model) -> None:
     """Raise if a layer keeps a row of state for each row of a batch: replicas have different rows."""
     replicas = tf_strategies.replica_count(model.distribute_strategy)
-    for layer in keras_model.layers(model) if replicas > 1 else ():
+    for layer in keras_trainer.layers(model) if replicas > 1 else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
                 f"the layer {layer.name!r} is stateful: it keeps a row of state for each row of a batch of fixed size, "
@@ -32,15 +30,15 @@ def require_no_state_of_rows(model: keras.Model) -> None:
 def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
     """Let replicas draw different random numbers, reproducibly, and synchronized statistics count examples."""
     for generator in [*keras_variables.seed_generators(model), unseeded]:
-        keras_layers.override_next(generator, functools.partial(_next, generator))
-    for layer in keras_model.layers(model):
+        layer_methods.override_next(generator, functools.partial(_next, generator))
+    for layer in keras_trainer.layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            keras_layers.override_moments(layer, functools.partial(_moments, layer))
+            layer_methods.override_moments(layer, functools.partial(_moments, layer))
 
 
 def _next(generator: Any, ordered: bool = True) -> Any:
     """Draw as Keras does and fold the replica's number into the key; replica 0 draws the numbers of one device."""
-    seed = keras_layers.own_next(generator, ordered)
+    seed = layer_methods.own_next(generator, ordered)
     current = current_step.current()
     if current is None:
         return seed
@@ -61,8 +59,8 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: An
     """
     current = current_step.current()
     if current is None:
-        return keras_layers.own_moments(layer, inputs, mask)
-    axes = keras_layers.reduction_axes(layer)
+        return layer_methods.own_moments(layer, inputs, mask)
+    axes = layer_methods.reduction_axes(layer)
     present = tf.cast(current.present, inputs.dtype)
     channels = inputs.shape[layer.axis]
     shape = [1] * inputs.shape.rank

@@ -14,8 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_trainer, layer_methods
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import across, current_step
@@ -24,13 +23,13 @@ from tfdist.training.replica.judging import Verdict
 
 def adapt(model: keras.Model) -> None:
     """Let compiled losses, those that layers add, and a `compute_loss` of the user's reduce over all replicas."""
-    container = keras_model.compiled_losses(model)
+    container = keras_trainer.compiled_losses(model)
     if container is not None:
         keras_loss.replace_compiled(container, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
-    keras_model.override_compute_loss(model, _computed)
-    for layer in keras_model.layers(model):
-        if keras_layers.may_add_losses(layer):
-            keras_layers.override_add_loss(layer, _added)
+    keras_trainer.override_compute_loss(model, _computed)
+    for layer in keras_trainer.layers(model):
+        if layer_methods.may_add_losses(layer):
+            layer_methods.override_add_loss(layer, _added)
 
 
 def _added(layer: keras.layers.Layer, value: Any) -> Any:

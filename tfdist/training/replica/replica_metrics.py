@@ -12,8 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.keras import keras_trainer, metric_weights
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import ConfigError
@@ -28,16 +27,16 @@ def _adapt_results(model: keras.Model) -> None:
     def result(metric: keras.Metric) -> Any:
         current = current_step.current()
         if current is None or current.result_of is None:
-            return keras_metrics.own_result(metric)
+            return metric_weights.own_result(metric)
         return current.result_of(metric)
 
-    for metric in keras_model.metrics(model):
-        keras_metrics.override_result(metric, result)
+    for metric in keras_trainer.metrics(model):
+        metric_weights.override_result(metric, result)
 
 
 def no_sums(model: keras.Model, rules: Rules) -> set[int]:
     """Return the identities of metrics' variables whose values over parts of a batch do not add up."""
-    numbered = enumerate(keras_model.metrics(model))
+    numbered = enumerate(keras_trainer.metrics(model))
     found = [metric for number, metric in numbered if rules.values.get(("metric", number)) in ("whole", "neither")]
     return {id(variable) for metric in found for variable in metric.variables}
 
@@ -73,14 +72,14 @@ class Totals:
     def result(self, metric: keras.Metric) -> Any:
         """Return the metric over all replicas; in a condition, where replicas cannot meet, over this replica."""
         if traced_uses.in_condition():
-            return keras_metrics.own_result(metric)
+            return metric_weights.own_result(metric)
         sums = self.known()
         if sums is None:
             parts = self.parts()
             what = f"the result of the metric {metric.name!r}"
             sums = self._sums = self._current.sum_in_the_middle(parts, what=what) if parts else []
             self._moment = traced_uses.assignments(self.variables)
-        return self.over(sums, lambda: keras_metrics.own_result(metric))
+        return self.over(sums, lambda: metric_weights.own_result(metric))
 
     def restore(self) -> None:
         """Let a replica without examples keep its former value where that is not summed."""
@@ -90,12 +89,9 @@ class Totals:
 
     def over(self, sums: list[tf.Tensor], ask: Callable[[], Any]) -> Any:
         """Return the result of ``ask`` while the variables have these values."""
-        asked, self._current.result_of = self._current.result_of, None  # a metric may ask others that it is made of
-        try:
-            with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=False))):
-                return ask()
-        finally:
-            self._current.result_of = asked
+        values = list(zip(self.variables, sums, strict=False))
+        with self._current.own_results(), keras.StatelessScope(state_mapping=values):
+            return ask()
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         value = tf.convert_to_tensor(variable.value)
@@ -112,7 +108,7 @@ class Totals:
 
 def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Raise if a metric was made outside the strategy's scope: replicas would share its variables."""
-    for metric in reversed(keras_model.metrics(model)):  # a container comes before its contents
+    for metric in reversed(keras_trainer.metrics(model)):  # a container comes before its contents
         if not all(tf_strategies.created_under(variable.value, strategy) for variable in metric.variables):
             raise ConfigError(
                 f"the metric {metric.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
@@ -129,11 +125,11 @@ def adapt(model: keras.Model) -> None:
     examples.
     """
     _adapt_results(model)
-    for number, metric in enumerate(keras_model.metrics(model)):
-        keras_metrics.weigh_lone_numbers(metric, _weighed)
-        keras_metrics.override_update(metric, functools.partial(_updated, number))
-    if (tracker := keras_model.loss_tracker(model)) is not None:
-        keras_metrics.scale_weights(tracker, _share_by_whole)
+    for number, metric in enumerate(keras_trainer.metrics(model)):
+        metric_weights.weigh_lone_numbers(metric, _weighed)
+        metric_weights.override_update(metric, functools.partial(_updated, number))
+    if (tracker := keras_trainer.loss_tracker(model)) is not None:
+        metric_weights.scale_weights(tracker, _share_by_whole)
 
 
 def _weighed(
@@ -175,7 +171,7 @@ def _updated(number: int, metric: keras.Metric, *values: Any, **named: Any) -> N
         current.noted("metric", number, metric.name, tf.zeros([]), across.can_gather((values, named)))
     if current is not None and current.rules.values.get(("metric", number)) == "whole":
         values, named = across.gathered((values, named), current, what=f"the metric {metric.name!r}")
-    keras_metrics.own_update(metric, *values, **named)
+    metric_weights.own_update(metric, *values, **named)
 
 
 def snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -209,7 +205,7 @@ def synchronise(
     found = _metric_logs(model, logs, touched, totals, sums)
     if found is None and current.replaced_results:
         raise current_step.not_logged_as_itself(current.replaced_results[0])
-    keras_model.note_logs(model, are_metrics=found is not None)
+    keras_trainer.note_logs(model, are_metrics=found is not None)
     return structure(means) if found is None else found
 
 
@@ -233,7 +229,7 @@ def _metric_logs(
     """
     if not isinstance(logs, dict):
         return None
-    found = totals.over(sums, lambda: keras_model.metrics_result(model))
+    found = totals.over(sums, lambda: keras_trainer.metrics_result(model))
     return found if are_metrics(model, logs, found, touched) else None
 
 
@@ -255,14 +251,14 @@ def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
     return [pair for key in sorted(logs) for pair in _with_names(logs[key], f"{name}/{key}" if name else str(key))]
 
 
-def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
+def scalars(logs: Any) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
     """Return the float scalars in the logs, and a function that puts other values in their place."""
     flat = tf.nest.flatten(logs)
     tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
     index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
 
     def put(values: list[Any]) -> Any:
-        leaves: list[Any] = list(tensors) if keep_others else [None] * len(tensors)
+        leaves: list[Any] = list(tensors)
         for i, value in zip(index, values, strict=True):
             leaves[i] = value
         return tf.nest.pack_sequence_as(logs, leaves)

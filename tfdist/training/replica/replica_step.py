@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.training.replica import (
     across,
     batch_rows,
@@ -41,7 +41,7 @@ class ReplicaStep:
         self._user_step = user_step
         self._unseeded = unseeded
         self._is_compiled = is_compiled
-        self._weighs_loss = training and not keras_model.has_own_train_step(model)
+        self._weighs_loss = training and not keras_trainer.has_own_train_step(model)
 
     def __call__(self, data: Any, sink: current_step.Sink, **shares: Any) -> Any:
         adapt(self._model, self._unseeded)
@@ -52,8 +52,8 @@ class ReplicaStep:
         ):
             current.counts_by_whole = batch_rows.whole_first_input(given) is not None
             if tf.executing_eagerly():
-                current.meeting = functools.partial(keras_model.added_losses_kept, self._model)
-            sink.begin(current, asks=not keras_model.logs_by_itself(self._model, self._user_step))
+                current.meeting = functools.partial(keras_trainer.added_losses_kept, self._model)
+            sink.begin(current, asks=not keras_trainer.logs_by_itself(self._model, self._user_step))
             logs = xla_step.run(self._user_step, data, current) if self._is_compiled else self._user_step(data)
             current.result_of = None
             return sink.end(logs)
@@ -87,7 +87,7 @@ def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.
 
     Rows of padding are dropped; the model decides the number of output rows for each example.
     """
-    keras_model.use_global_seed_generator(unseeded)
+    keras_trainer.use_global_seed_generator(unseeded)
     replica_layers.adapt(model, unseeded)
     data = batch_rows.plain(data)
     with current:
@@ -96,7 +96,7 @@ def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.
 
 
 def adapt(model: keras.Model, unseeded: Any) -> None:
-    keras_model.use_global_seed_generator(unseeded)
+    keras_trainer.use_global_seed_generator(unseeded)
     replica_layers.adapt(model, unseeded)
     replica_metrics.adapt(model)
     replica_losses.adapt(model)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.keras import metric_weights
 from tfdist.compat.tensorflow import sparse_rows, traced_uses
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import current_step
@@ -84,11 +84,8 @@ class _Kept:
 
     def result(self, metric: keras.Metric) -> Any:
         """Return a metric's result over this replica alone; in logs, the result over all replicas replaces it later."""
-        asked, self._current.result_of = self._current.result_of, None  # a metric may ask others that it is made of
-        try:
-            found = keras_metrics.own_result(metric)
-        finally:
-            self._current.result_of = asked
+        with self._current.own_results():
+            found = metric_weights.own_result(metric)
         self._current.replaced_results.append(metric.name)
         self._results.setdefault(metric.name, []).extend(tf.nest.flatten(found))
         return found

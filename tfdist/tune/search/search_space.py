@@ -54,21 +54,17 @@ class Range:
         if self.step is not None and not (math.isfinite(self.step) and self.step > least):
             raise ConfigError(f"the step of {name!r} is {self.step}; it must be above {least}.", name=name)
         if self.is_integer and any(one != int(one) for one in bounds):
-<<<<<<< HEAD
-            raise _wrong(f"{what} is {self.low} to {self.high}; an integer range has whole bounds.", name)
+            raise ConfigError(f"{what} is {self.low} to {self.high}; an integer range has whole bounds.", name=name)
         if self.step is not None and (count := self._count(self.step)) > _MOST_POINTS and not self.is_integer:
-            raise _wrong(
+            raise ConfigError(
                 f"{what} has {count:.3g} values with the step {self.step}; it must have at most {_MOST_POINTS:,}. "
                 "Give a larger step, or none.",
-                name,
+                name=name,
             )
 
     def _count(self, step: float) -> float:
         """Return roughly the number of values that have this step between them."""
         return math.log(self.high / self.low) / math.log(step) if self.is_log else (self.high - self.low) / step
-=======
-            raise ConfigError(f"{what} is {self.low} to {self.high}; an integer range has whole bounds.", name=name)
->>>>>>> house2
 
     def _typed(self, value: float) -> Value:
         value = min(max(value, self.low), self.high)
@@ -142,18 +138,11 @@ Parameter = Range | Choice
 Space = Mapping[str, Parameter]
 
 
-<<<<<<< HEAD
 def _place(points: Sequence[Any], value: float) -> int:
     """Return the number of points below a value."""
     return bisect.bisect_left(points, value)
 
 
-def _wrong(text: str, name: str) -> ConfigError:
-    return ConfigError(text, name=name)
-
-
-=======
->>>>>>> house2
 def checked(name: str, parameter: Parameter) -> Parameter:
     parameter._check(name)
     return parameter
@@ -260,10 +249,10 @@ def grid(space: Space) -> list[dict[str, Value]]:
             )
         count *= len(points)
         if count > _MOST_POINTS:
-            raise _wrong(
+            raise ConfigError(
                 f"a grid with {name!r} has {count:,} trials or more; it must have at most {_MOST_POINTS:,}. Give "
                 "ranges larger steps, or take --scheduler random.",
-                name,
+                name=name,
             )
         columns.append([(name, value) for value in points])
     return [dict(row) for row in product(*columns)] if columns else []

@@ -12,7 +12,7 @@ import keras
 
 from tfdist.callbacks.backup_and_restore import BackupAndRestore
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.tune.search.search_trial import BACKUP, TrialRequest, requested, write_report
 
@@ -64,7 +64,7 @@ class TrialReporter(keras.callbacks.Callback):
 
         A step that makes variables is traced twice, which takes longer than the training of a short trial.
         """
-        if self._fit is not None and not keras_model.is_built(self.model):
+        if self._fit is not None and not keras_trainer.is_built(self.model):
             keras_epochs.build(self.model, self._fit)
         self.compiled = [float(rate.numpy()) for rate in learning_rates(self.model)]
 
@@ -115,5 +115,5 @@ class _Pause(keras.callbacks.Callback):
 
 def learning_rates(model: keras.Model) -> list[Any]:
     """Return the variables of learning rates without a schedule."""
-    optimizers = keras_model.optimizers(model)
+    optimizers = keras_trainer.optimizers(model)
     return [one for optimizer in optimizers for one in keras_optimizer.learning_rate_variables(optimizer)]

@@ -14,11 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.callbacks.backup.state_names import variables_of
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.keras.first_batch import batches_of_fit
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 from tfdist.errors import TfdistError
 from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import fit_input, model_values
@@ -76,7 +74,7 @@ class Recorder(keras.callbacks.Callback):
 
 def _named(model: keras.Model) -> dict[str, keras.Variable]:
     seeds = [generator.state for generator in keras_variables.seed_generators(model)]
-    slots = [variable for optimizer in keras_model.optimizers(model) for variable in optimizer.variables]
+    slots = [variable for optimizer in keras_trainer.optimizers(model) for variable in optimizer.variables]
     return model_values.kinds(variables_of(model), weights=model.trainable_variables, slots=slots, seeds=seeds)
 
 
@@ -127,9 +125,9 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
 
     if kind == REVERSED:
         epochs = [[fit_input.reversed_rows(batch, theirs.whole) for batch in epoch] for epoch in epochs]
-    if not keras_model.is_built(model):  # Keras does it later where there is no strategy
+    if not keras_trainer.is_built(model):  # Keras does it later where there is no strategy
         with contextlib.suppress(Exception):  # a model that Keras cannot build so is told below
-            keras_model.symbolic_build(model, spec)
+            keras_trainer.symbolic_build(model, spec)
 
     def begin(named: dict[str, Any]) -> None:
         every = [name for name in {**named, **initial} if not name.startswith(model_values.SLOT)]  # Keras makes later
@@ -156,8 +154,8 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
 @contextlib.contextmanager
 def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterator[dict[str, Any]]:
     """Yield the arguments of a `fit` that writes nothing; Keras' layers draw no random numbers meanwhile."""
-    layers = keras_model.layers(model)
-    with keras_layers.without_noise(layers) as quiet:
+    layers = keras_trainer.layers(model)
+    with layer_methods.without_noise(layers) as quiet:
         note_layers(run, model, quiet)
         given = dict(arguments)
         if given["validation_data"] is not None or given["validation_split"]:
@@ -170,12 +168,12 @@ def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterat
 
 def note_layers(run: Run, model: keras.Model, quiet: Sequence[Any]) -> None:
     """Record the layers that may compute other numbers here than under the strategy; ``quiet`` are silenced ones."""
-    layers = keras_model.layers(model)
+    layers = keras_trainer.layers(model)
     if quiet:
         names = ", ".join(layer.name for layer in quiet)
         run.leave_out(f"random numbers of {names}: each replica draws its own, so nothing is dropped or added here")
-    run.random += [one.name for one in layers if keras_layers.draws(one) and one not in quiet]
-    run.is_short = run.is_short or keras_model.computes_in_16_bits(model)
+    run.random += [one.name for one in layers if layer_methods.draws(one) and one not in quiet]
+    run.is_short = run.is_short or keras_trainer.computes_in_16_bits(model)
     of_replicas = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
     run.normalising += [one.name for one in of_replicas if not one.synchronized and one.trainable]
 

@@ -18,9 +18,7 @@ import tensorflow as tf
 
 from tfdist.callbacks.backup import state_names
 from tfdist.cluster import strategy_table
-from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import keras_variables
-from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import model_values
 from tfdist.verify.proof.fit_steps import NotComparedError, note_layers
@@ -94,7 +92,7 @@ class LoopSteps:
         for model in found.models:
             if id(model) not in self._silenced:
                 self._silenced[id(model)] = model
-                quiet = self._stack.enter_context(keras_layers.without_noise(keras_model.layers(model)))
+                quiet = self._stack.enter_context(layer_methods.without_noise(keras_trainer.layers(model)))
                 note_layers(self._run, model, quiet)
         if self._run.epochs:
             return
@@ -141,7 +139,7 @@ class _Found:
     """The models, optimizers, metrics and tfdist strategies in this process."""
 
     def __init__(self, models: list[Any], optimizers: list[Any], metrics: list[Any], strategies: list[Any]) -> None:
-        inner = {id(layer) for model in models for layer in keras_model.layers(model)[1:]}
+        inner = {id(layer) for model in models for layer in keras_trainer.layers(model)[1:]}
         self.models = [one for one in models if id(one) not in inner]
         counted = {id(optimizer) for outer in optimizers for optimizer in _inside(outer)}
         self.optimizers = [one for one in optimizers if id(one) not in counted]

@@ -119,17 +119,10 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
             return super()._replica_ctx_all_reduce(reduce_op, value, options)
         return self.reduced_between(reduce_op, value, options)
 
-    def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all replicas, in their order."""
-        return ReduceInReplicas.all_gather_in_replica(self, tensor, label)
-
-    def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the sum over replicas."""
-        return ReduceInReplicas.sum_in_replica(self, tensor, label)
-
-    def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows for this replica."""
-        return ReduceInReplicas.all_to_all_in_replica(self, tensor, label)
+    # each replica has its own end of the axis of the examples, so none exchanges for the others of its process
+    all_gather_in_replica = ReduceInReplicas.all_gather_in_replica
+    sum_in_replica = ReduceInReplicas.sum_in_replica
+    all_to_all_in_replica = ReduceInReplicas.all_to_all_in_replica
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if len(one_of_each(self)) < len(self._devices):

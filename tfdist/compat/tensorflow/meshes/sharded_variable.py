@@ -6,20 +6,20 @@ process have the same shape.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `Variable._value`, `_shape`,
 `_constraint`; in TensorFlow 2.21.0: `_unique_id`, `_shared_name`, `_get_on_device_or_primary`,
-`_should_act_as_resource_variable`, `_in_graph_mode`, `_distribute_strategy`, `_serialize_to_tensors`,
-`_restore_from_tensors`.
+`_distribute_strategy`, `_serialize_to_tensors`, `_restore_from_tensors`.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.whole_variable import WholeVariable
 
 
 class Layout(Protocol):
@@ -63,11 +63,8 @@ class Layout(Protocol):
         """Return the sums over members with different parts."""
 
 
-class ShardedVariable:
+class ShardedVariable(WholeVariable):
     """A whole variable for Keras, and a `tf.Variable` with this process's part for TensorFlow; gradients are cut."""
-
-    _should_act_as_resource_variable = True
-    _in_graph_mode = False
 
     def __init__(self, shard: Any, shardings: Sequence[Layout], strategy: Any) -> None:
         self.shard = shard
@@ -150,35 +147,8 @@ class ShardedVariable:
         parts = [copy.read_value() for copy in tf_strategies.copies(self.shard)]
         return self.shardings[0].assembled(self.shardings, parts)
 
-    def value(self) -> tf.Tensor:
-        """Return the whole; see `read_value`."""
-        return self.read_value()
-
-    def numpy(self) -> Any:
-        """Return the whole as an array; see `read_value`."""
-        return self.read_value().numpy()
-
-    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
-        del name
-        value = self.read_value()
-        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
-
-    def __array__(self, dtype: Any = None) -> Any:
-        return np.asarray(self.numpy(), dtype)
-
-    def assign(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
-        """Keep this process's part of a value for the whole, which is the same on every member."""
-        return self._changed("assign", value)
-
-    def assign_add(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
-        """Add a value for the whole."""
-        return self._changed("assign_add", value)
-
-    def assign_sub(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
-        """Subtract a value for the whole."""
-        return self._changed("assign_sub", value)
-
-    def _changed(self, how: str, value: Any) -> "ShardedVariable":
+    def _changed(self, how: str, value: Any) -> Self:
+        """Change this process's parts by their parts of a value for the whole, which is the same on every member."""
         # an array becomes a tensor only after it is cut, so that no device ever holds the whole
         whole = value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value, self.dtype)
         parts = [self.shard] if self.has_part else tf_strategies.copies(self.shard)

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import tensorflow as tf
 
@@ -92,7 +92,7 @@ class StagedVariable(ShardedVariable):
         within = self.sharding.within
         return made if within is None else ShardedVariable(made, [within], self._distribute_strategy)
 
-    def _changed(self, how: str, value: Any) -> "ShardedVariable":
+    def _changed(self, how: str, value: Any) -> Self:
         if not isinstance(self.shard, ShardedVariable):
             return super()._changed(how, value)
         getattr(self.shard, how)(value)  # the inner variable cuts the value

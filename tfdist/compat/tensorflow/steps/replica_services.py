@@ -59,14 +59,6 @@ class WeightParts:
     gathers: Any = None
 
 
-def _nothing() -> None:
-    pass
-
-
-def _no_comparison(path: str, shape: Sequence[int], dtype: tf.DType) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplicaServices:
     """The services that the replicas of a process use in a step. The defaults are for strategies that are not tfdist's.
@@ -92,9 +84,9 @@ class ReplicaServices:
     traced: Sequence[Traced] = ()
     rows: Sequence[Traced] = ()
     bucket_bytes: int = 0
-    after_trace: Callable[[], None] = _nothing
-    before_update: Callable[[], None] = _nothing
-    compare_variable: Callable[[str, Sequence[int], tf.DType], None] = _no_comparison
+    after_trace: Callable[[], None] = lambda: None
+    before_update: Callable[[], None] = lambda: None
+    compare_variable: Callable[[str, Sequence[int], tf.DType], None] = lambda path, shape, dtype: None
     weights: WeightParts | None = None
     sharding: object | None = None
     is_apart: bool = False

@@ -19,8 +19,7 @@ from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import TfdistError
 from tfdist.jobs.connecting.wire import Wire, WireError
 from tfdist.jobs.launchers.ray import ray_bundle
-from tfdist.jobs.plan.host_plan import NoRoomError, room, too_few
-from tfdist.jobs.plan.host_plan import resources_in_words as in_words
+from tfdist.jobs.plan.host_plan import NoRoomError, resources_in_words, room, too_few
 from tfdist.variables import CALL_FOLDER
 
 WAIT_SECONDS = 600.0  # default wait for resources that other jobs use
@@ -128,12 +127,12 @@ class Driver:
                 with contextlib.suppress(ray.exceptions.RayError):  # a node was lost meanwhile
                     return self._held(bundle)
                 self._release()
-            waited, free = time.monotonic() - begun, in_words(ray.available_resources())
+            waited, free = time.monotonic() - begun, resources_in_words(ray.available_resources())
             if waited > most:
                 raise NoRoomError(
                     f"after {most:g} s there is still no room; free: {free}. {too_few(count, bundle, nodes)}", there_is
                 )
-            text = f"waiting for room in Ray's cluster: {count} x ({in_words(bundle)}); free: {free}"
+            text = f"waiting for room in Ray's cluster: {count} x ({resources_in_words(bundle)}); free: {free}"
             if waited > silent_until and text != told:
                 silent_until, told = waited + _AGAIN_SECONDS, text
                 self._wire.send({"said": f"{text} (up to {most:g} s)"})

@@ -1,0 +1,53 @@
+"""The conversions and assignments of a variable that lies in parts and that Keras sees whole.
+
+Private names, read in TensorFlow 2.21.0: `_should_act_as_resource_variable` and `_in_graph_mode`, by which TensorFlow
+treats an object as a resource variable.
+"""
+
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+
+
+class WholeVariable:
+    """The base of variables in parts. A subclass reads the whole, and changes its parts by a value for the whole."""
+
+    _should_act_as_resource_variable = True
+    _in_graph_mode = False
+
+    def read_value(self) -> tf.Tensor:
+        """Return the whole, as one tensor."""
+        raise NotImplementedError
+
+    def _changed(self, how: str, value: Any) -> Self:
+        """Call a method of each part, such as `assign`, with its part of a value for the whole."""
+        raise NotImplementedError
+
+    def value(self) -> tf.Tensor:
+        """Return the whole; see `read_value`."""
+        return self.read_value()
+
+    def numpy(self) -> Any:
+        """Return the whole as an array; see `read_value`."""
+        return self.read_value().numpy()
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        del name
+        value = self.read_value()
+        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
+    def assign(self, value: Any, *_: Any, **__: Any) -> Self:
+        """Assign a value for the whole."""
+        return self._changed("assign", value)
+
+    def assign_add(self, value: Any, *_: Any, **__: Any) -> Self:
+        """Add a value for the whole."""
+        return self._changed("assign_add", value)
+
+    def assign_sub(self, value: Any, *_: Any, **__: Any) -> Self:
+        """Subtract a value for the whole."""
+        return self._changed("assign_sub", value)
