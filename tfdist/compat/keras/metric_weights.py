@@ -115,7 +115,7 @@ def _update_wrapper(metric: Any, weigh: Weigh, y_true: Any, y_pred: Any, sample_
     values = tf.convert_to_tensor(compute(y_true, y_pred))
     sample_weight = apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
     if values.shape.rank != 0 and is_of_users(metric):  # which may compare rows
-        how = {"compute": compute, "given": (y_true, y_pred)} if sample_weight is None else {}
+        how: dict[str, Any] = {"compute": compute, "given": (y_true, y_pred)} if sample_weight is None else {}
         values, weight = weigh(metric, values, **how)
         sample_weight = sample_weight if weight is None else weight
     _update_mean(metric, functools.partial(weigh, compute=compute, given=(y_true, y_pred)), values, sample_weight)
