@@ -87,9 +87,14 @@ class Pipeline:
         stored = None
         if uses_ops and cache is None and isinstance(fetcher, ComputedFetcher):
             stored = stored_reader(fetcher)
+        odd: tensor_columns.ColumnReader = self._asked
+        if self._search is not None and not self.calls_users:
+            odd = user_functions.Searching(self._asked, self._search)
         self._reader = stored or tensor_columns.reader_of(
-            fetcher, global_batch_size, uses_ops=uses_ops, caches=cache is not None
+            *(fetcher, global_batch_size, self._asked, odd), uses_ops=uses_ops, caches=cache is not None
         )
+        # trying a batch takes a dataset of its own, which takes longer than reading small rows
+        self._tries = self._search is not None and (self.calls_users or not self._reader.parses)
 
     def batches(self, start: int = 0) -> batch_positions.Batches:
         """The batches of an epoch of which ``start`` examples have been consumed."""
@@ -201,7 +206,9 @@ class Pipeline:
         examples = batch["examples"]
         ids, early = examples["ids"], examples["columns"]
         seeds = examples.get("seeds", tf.zeros([tf.size(ids), 2], tf.int32))
-        if (search := self._search) is not None:
+        if self._tries:
+            search = self._search
+            assert search is not None
 
             def without(ids: tf.Tensor, seeds: tf.Tensor, _: Any) -> tuple[Features, tf.Tensor]:
                 ids, seeds, can = search(ids, seeds)
