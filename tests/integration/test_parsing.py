@@ -358,6 +358,18 @@ def test_a_corrupt_record_of_another_program_weighs_nothing(tmp_path: Path, is_n
         epoch(folder, is_native=is_native)
 
 
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_record_of_numbers_that_is_no_example_is_named_or_skipped(tmp_path: Path, is_native: bool) -> None:
+    payloads = [plain(number % 100) for number in range(200)]
+    folder = foreign(tmp_path / "rows", payloads)
+    payloads[80] = b"\n\x7f".ljust(len(payloads[80]), b"x")
+    (folder / "a.tfrecord").write_bytes(b"".join(map(framed, payloads)))
+    with pytest.raises(CorruptDataError, match="example 80"):
+        epoch(folder, is_native=is_native)
+    found = epoch(folder, is_native=is_native, on_corrupt="skip")
+    assert sorted(label for _, label, weight in found if weight) == sorted(n % 100 for n in range(200) if n != 80)
+
+
 def test_who_is_asked_to_parse(tmp_path: Path, ops: Records) -> None:
     """The fast way must be taken where it can, and given up where it is none."""
     for case in READ:

@@ -193,13 +193,13 @@ class Fetcher:
         return self._sound(ids, self._read)
 
     def forms_of(self, schema: Schema) -> Forms | None:
-        """Return a parser for `parsed`, if it parses all records of a sample."""
+        """Return a parser for `parsed`, if it parses all records of a sample, which have few forms."""
         forms = Forms(schema)
         sample = self.sample
         if not len(sample):
             return None
         found, _ = self._parsed(forms, sample, np.zeros(len(sample), bool))
-        return forms if found[PAYLOAD].all() else None
+        return forms if forms.are_few and found[PAYLOAD].all() else None
 
     def parsed(self, forms: Forms, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
         """Return features of whole payloads as `__call__` does, and as `PAYLOAD` a mask of those that were parsed."""

@@ -123,6 +123,11 @@ class Forms:
         self._schema = schema
         self._known: list[Form] = []
 
+    @property
+    def are_few(self) -> bool:
+        """There is room for as many forms as were met."""
+        return 2 * len(self._known) <= _MOST_FORMS
+
     def __call__(self, rows: NDArray[np.uint8]) -> tuple[_Columns, NDArray[np.bool_]]:
         """Return the features of payloads, uint8 ``[n, length]``, and a mask of those that were parsed; zeros else."""
         done = np.zeros(len(rows), bool)
