@@ -196,7 +196,9 @@ bool CopyPart(uint8_t* to, const uint8_t* record, int64_t length, int64_t start,
 void Prefetch(const FileMap& map, int64_t offset, int64_t length, const Frame& frame) {
   if (!Lies(map, offset, length, frame)) return;
   const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(length) + frame.all, kMostLines * kLine);
-  for (uint64_t at = 0; at < size; at += kLine) __builtin_prefetch(map.data() + offset + at);
+  const uint8_t* record = map.data() + offset;
+  for (uint64_t at = 0; at < size; at += kLine) __builtin_prefetch(record + at);
+  if (size > 0) __builtin_prefetch(record + size - 1);  // records do not begin where lines do
 }
 
 struct Kernel {

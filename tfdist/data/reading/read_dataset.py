@@ -165,7 +165,7 @@ class Pipeline:
         parallel = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
         # Functions inside a flat_map are prepared anew in every epoch, in hundredths of a second: there is none.
         batches = tf.data.Dataset.range(1).flat_map(stretches_of_epoch)
-        batches = batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1).unbatch()
+        batches = tf_data.unbatched(batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1))
         batches = batches.map(late, num_parallel_calls=parallel, deterministic=True).prefetch(_PREFETCHED)
         if share is not None:
             return batches

@@ -121,7 +121,7 @@ def from_stored(schema: Schema, values: Sequence[tf.Tensor]) -> dict[str, tf.Ten
     """The features of what `parse_records` returned."""
     found = {}
     for (name, feature), value in zip(schema.items(), values, strict=True):
-        shape = [tf.shape(value)[0], *(dim or 0 for dim in feature.shape)]
+        shape = [-1, *(dim or 0 for dim in feature.shape)]  # of features that have values
         is_raw = feature.encoding == "raw"
         found[name] = from_bytes(feature, value) if is_raw else tf.reshape(_cast(feature, value), shape)
     return found
