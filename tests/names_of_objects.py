@@ -100,6 +100,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "keras/loss.py": {
         "_flat_losses": lambda: model()._compile_loss,
+        "_fn_kwargs": lambda: keras.losses.CosineSimilarity(axis=0),
         "_keras_logits": lambda: keras.activations.softmax(tf.zeros([1, 2])),
     },
     "keras/metric_weights.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),

@@ -57,6 +57,26 @@ def may_add_losses(layer: keras.layers.Layer) -> bool:
     return "add_loss" in _names_in(layer.__class__)
 
 
+def comparing_rows(layers: Iterable[keras.layers.Layer]) -> list[str]:
+    """Return the names of layers and operations that may compute with other rows than an output's own.
+
+    Keras' layers keep rows apart, except for batch normalization, which does not count: its statistics are known to be
+    of a replica or of all.
+    """
+    return [name for layer in layers for name in _comparing_rows(layer)]
+
+
+def _comparing_rows(layer: keras.layers.Layer) -> list[str]:
+    operations = getattr(layer, "operations", None) or ()  # those of a functional model are not all layers
+    found = [one.name for one in operations if not isinstance(one, keras.layers.Layer)]
+    axis = getattr(layer, "axis", None)
+    is_over_rows = 0 in (axis if isinstance(axis, (list, tuple)) else (axis,))
+    call = getattr(type(layer), "call", None)
+    if is_over_rows or isinstance(layer, keras.layers.Lambda) or not _is_keras(call):
+        found.append(layer.name)
+    return found
+
+
 @functools.cache
 def _names_in(kind: Any) -> frozenset[str]:
     """Return the names that methods of a class use, those of its bases and of functions that they name included."""
