@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.cluster.shares import Share, Shares
-from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.compat.tensorflow import tf_data
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.computed_examples import ComputedFetcher
 from tfdist.data.examples.fetch import PAYLOAD, keep_freed_memory
@@ -75,18 +75,17 @@ class Pipeline:
         self._cache = cache
         # a part of a record that is not decoded cannot fail
         self._search: user_functions.Search | None = None
+        self._asked = tensor_columns.WhenAsked(fetcher)
         if decode is not None or augment is not None or PAYLOAD in fetcher.names:
             self._search = user_functions.Search(fetcher, decode, augment, skip=fetcher.skip)
-        self._asked = tensor_columns.WhenAsked(fetcher)
         self._pads = pads
         self._finish = finish
         self._weighs = weighs
         self.prior = prior
         self._order_of = order_of
         keep_freed_memory()
-        stored = None
-        if uses_ops and cache is None and isinstance(fetcher, ComputedFetcher):
-            stored = stored_reader(fetcher)
+        reads_stored = uses_ops and cache is None
+        stored = stored_reader(fetcher) if reads_stored and isinstance(fetcher, ComputedFetcher) else None
         odd: tensor_columns.ColumnReader = self._asked
         if self._search is not None and not self.calls_users:
             odd = user_functions.Searching(self._asked, self._search)
@@ -94,7 +93,7 @@ class Pipeline:
             *(fetcher, global_batch_size, self._asked, odd), uses_ops=uses_ops, caches=cache is not None
         )
         # trying a batch takes a dataset of its own, which takes longer than reading small rows
-        self._tries = self._search is not None and (self.calls_users or not self._reader.parses)
+        self._tried = None if self._reader.parses and not self.calls_users else self._search
 
     def batches(self, start: int = 0) -> batch_positions.Batches:
         """The batches of an epoch of which ``start`` examples have been consumed."""
@@ -206,9 +205,7 @@ class Pipeline:
         examples = batch["examples"]
         ids, early = examples["ids"], examples["columns"]
         seeds = examples.get("seeds", tf.zeros([tf.size(ids), 2], tf.int32))
-        if self._tries:
-            search = self._search
-            assert search is not None
+        if (search := self._tried) is not None:
 
             def without(ids: tf.Tensor, seeds: tf.Tensor, _: Any) -> tuple[Features, tf.Tensor]:
                 ids, seeds, can = search(ids, seeds)
