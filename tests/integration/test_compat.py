@@ -195,6 +195,13 @@ def test_an_element_is_taken_without_an_executor_that_other_threads_may_find_del
     assert not made, moved("tensorflow/data.py", "IteratorGetNext, which takes an element by itself")
 
 
+def test_rows_are_taken_apart_without_a_function() -> None:
+    batch = tf.data.Dataset.from_tensors({"x": tf.reshape(tf.range(6), [3, 2])})
+    rows = tf_data.unbatched(batch)
+    assert [row["x"].numpy().tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
+    assert rows._inputs() == [batch], moved("tensorflow/tf_data.py", "_UnbatchDataset, which makes nothing dense")
+
+
 def test_a_running_fit_is_found_from_a_callback() -> None:
     looks = Looks()
     model().fit(X, Y, batch_size=2, epochs=2, verbose=0, callbacks=[looks])

@@ -1,5 +1,6 @@
 """Files of other libraries: values, orders and states as for directories of tfdist; damage and traps are refused."""
 
+import gzip
 import json
 import os
 import shutil
@@ -348,6 +349,13 @@ def test_what_cannot_be_read_rightly_is_refused(
     source = write(tmp_path)
     with refused(kind):
         data.open(source)
+
+
+def test_the_error_of_a_compressed_tar_says_so(tmp_path: Path) -> None:
+    compressed = tmp_path / "0.tar.gz"
+    compressed.write_bytes(gzip.compress(b"0"))
+    with pytest.raises(ConfigError, match="gunzip"):
+        data.open(tmp_path)
 
 
 def test_a_bad_example_is_named_or_skipped(tmp_path: Path) -> None:

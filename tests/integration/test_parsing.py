@@ -1,4 +1,4 @@
-"""Records of numbers parsed by the ops: what they take for certain is what TensorFlow reads, to the bit."""
+"""Records of numbers parsed by NumPy and the ops: what they take for certain is what TensorFlow reads, to the bit."""
 
 import itertools
 import struct
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.integration.test_records import HUGE, Shard, framed, ops
 from tfdist import data, native
-from tfdist.data.examples.fetch import Fetcher, MappedBytes, source_of
+from tfdist.data.examples.fetch import PAYLOAD, Fetcher, MappedBytes, source_of
 from tfdist.data.format.example import content_of, delimited, entry, joined, varint, varints
+from tfdist.data.format.record_forms import Forms
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.reading import tensor_columns
 from tfdist.data.reading import tensor_columns as columns
@@ -35,6 +36,21 @@ class Parser(Protocol):
     """Parses records, or leaves some."""
 
     def __call__(self, schema: Schema, payloads: Sequence[bytes]) -> list[Values | None]: ...
+
+
+def by_forms(schema: Schema, payloads: Sequence[bytes]) -> list[Values | None]:
+    """By NumPy; records of one length together."""
+    forms = Forms(schema)
+    found: list[Values | None] = [LEFT] * len(payloads)
+    for length in sorted(set(map(len, payloads))):
+        places = [place for place, payload in enumerate(payloads) if len(payload) == length]
+        rows = np.array([np.frombuffer(payloads[place], np.uint8) for place in places]).reshape(len(places), length)
+        columns, parsed = forms(rows)
+        for row, place in enumerate(places):
+            values = {name: column[row] for name, column in columns.items()}
+            assert parsed[row] or not any(value.any() for value in values.values())
+            found[place] = values if parsed[row] else LEFT
+    return found
 
 
 def by_ops(ops: Records, path: Path) -> Parser:
@@ -61,9 +77,11 @@ def asked(shard: Shard) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def parser(ops: Records, tmp_path_factory: pytest.TempPathFactory) -> Parser:
-    return by_ops(ops, tmp_path_factory.mktemp("parsing") / "shard")
+@pytest.fixture(params=["numpy", "native"], scope="module")
+def parser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Parser:
+    if request.param == "numpy":
+        return by_forms
+    return by_ops(request.getfixturevalue("ops"), tmp_path_factory.mktemp("parsing") / "shard")
 
 
 def by_tensorflow(schema: Schema, payload: bytes) -> Values | None:
@@ -342,14 +360,35 @@ def test_a_corrupt_record_of_another_program_weighs_nothing(tmp_path: Path, is_n
         epoch(folder, is_native=is_native)
 
 
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_record_of_numbers_that_is_no_example_is_named_or_skipped(tmp_path: Path, is_native: bool) -> None:
+    payloads = [plain(number % 100) for number in range(200)]
+    folder = foreign(tmp_path / "rows", payloads)
+    payloads[80] = b"\n\x7f".ljust(len(payloads[80]), b"x")
+    (folder / "a.tfrecord").write_bytes(b"".join(map(framed, payloads)))
+    with pytest.raises(CorruptDataError, match="example 80"):
+        epoch(folder, is_native=is_native)
+    found = epoch(folder, is_native=is_native, on_corrupt="skip")
+    assert sorted(label for _, label, weight in found if weight) == sorted(n % 100 for n in range(200) if n != 80)
+
+
 def test_who_is_asked_to_parse(tmp_path: Path, ops: Records) -> None:
     """The fast way must be taken where it can, and given up where it is none."""
     for case in READ:
         examples = data.open(foreign(tmp_path / case, [READ[case](number) for number in range(300)]))
         source = source_of(examples)
         assert isinstance(source, MappedBytes)
-        reader = columns.ByOps(Fetcher(examples, source, verify="first", skip=False), ops, source.paths)
-        assert reader.parses == (case != "none plain")
+        fetcher = Fetcher(examples, source, verify="first", skip=False)
+        asked = columns.WhenAsked(fetcher)
+        assert columns.ByOps(fetcher, ops, source.paths, asked).parses == (case != "none plain")
+        forms = fetcher.forms_of(examples.schema)
+        assert (forms is None) == (case in ("of many lengths", "none plain"))
+        by_numpy = columns.reader_of(fetcher, 8, asked, asked, uses_ops=False, caches=False)
+        assert isinstance(by_numpy, columns.ByForms) == (forms is not None)
+        if forms is not None:
+            found, weight = fetcher.parsed(forms, np.arange(300))
+            assert np.flatnonzero(~found[PAYLOAD]).tolist() == ([80] if case == "one that is strange" else [])
+            assert weight.all()
 
 
 @pytest.mark.thorough

@@ -1,6 +1,8 @@
 """Mixtures, parts and batteries of orders: shares hold anywhere, and workers and resumption change no global batch."""
 
+import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +35,31 @@ def occurrences(order: Order, epochs: int = 1, sizes: Sequence[int] = SIZES) -> 
 def test_what_a_mixture_computes_is_what_it_always_was() -> None:
     found = mixed("first").ids(seed=17, epoch=2, positions=np.arange(12))
     assert found.tolist() == GOLDEN
+
+
+FOUR, FOUR_SIZES = (0.55, 0.25, 0.15, 0.05), (30_000, 20_000, 7000, 5000)
+
+
+@pytest.mark.parametrize(
+    ("phases", "sizes", "expected"),
+    [
+        ([(0, FOUR)], FOUR_SIZES, "813db95ef286e95b"),
+        ([(0, range(1, 21))], range(5000, 5020), "23b4fb1f0bb32bfc"),
+        (
+            [(0, FOUR), (290_000, (1, 1, 0, 2)), (300_001, (0, 1, 3, 1))],
+            [30_000, 20_000, 7000, 5000],
+            "5fe816aefeb5355e",
+        ),
+    ],
+    ids=["unequal shares", "many sources", "shares that change"],
+)
+def test_long_mixtures_are_what_they_always_were(phases: Any, sizes: Sequence[int], expected: str) -> None:
+    """Windows, laps and positions of several windows; and the same without the ways for positions in a row."""
+    order = Mixed(Schedule(phases), [Full(size) for size in sizes], "never", 90_000, "x")
+    positions = np.arange(100, 70_000)
+    found = order.ids(seed=17, epoch=3, positions=positions)
+    assert hashlib.sha256(found.astype("<i8").tobytes()).hexdigest()[:16] == expected
+    assert order.ids(seed=17, epoch=3, positions=positions[::-1]).tolist() == found[::-1].tolist()
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=9), st.integers(0, 2**40), st.integers(1, 20_000))

@@ -1,7 +1,9 @@
 """Orders: what they compute is pinned for ever, is a permutation where it must be one, and looks random."""
 
 import hashlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.data.order.class_shares import Balanced, Weighted
-from tfdist.data.order.epoch_orders import Block, Full, Order, Sequential, seeds_of
+from tfdist.data.order.epoch_orders import Block, Full, Ids, InBlocks, Order, Sequential, seeds_of
 from tfdist.errors import ConfigError, ConfigTypeError
 
 LABELS = np.arange(100) % 10 // 7
@@ -218,3 +220,24 @@ def test_randomness_of_augmentation_differs_by_example_epoch_and_seed() -> None:
     words = [seeds_of(ids, seed=s, epoch=e) for s, e in ((1, 0), (1, 1), (2, 0))]
     assert len(np.unique(np.concatenate(words), axis=0)) == 150_000
     assert seeds_of(ids[:0], seed=1, epoch=0).shape == (0, 2)
+
+
+def test_threads_compute_a_block_once() -> None:
+    computed: list[int] = []
+    ready = threading.Barrier(4)
+
+    class Counted(Full):
+        def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
+            computed.append(len(positions))
+            return super().ids(seed=seed, epoch=epoch, positions=positions)
+
+    blocks = InBlocks(Counted(5000), seed=3)
+
+    def first() -> Ids:
+        ready.wait()
+        return blocks.ids(2, np.arange(10))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [future.result().tolist() for future in [pool.submit(first) for _ in range(4)]]
+    assert found == [Full(5000).ids(seed=3, epoch=2, positions=np.arange(10)).tolist()] * 4
+    assert computed == [5000]

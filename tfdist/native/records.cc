@@ -42,8 +42,9 @@ constexpr Frame kBare{0, 0};
 // Rows longer than their files are all zeros; more of them than this are an error rather than memory.
 constexpr uint64_t kMostZeros = uint64_t{1} << 30;
 
-// Records are far apart in memory: while one is read, the cache lines of a later one are prefetched.
-constexpr int64_t kAhead = 8;
+// Records are far apart in memory. The first byte of each record of a group is loaded before the group is read, so that
+// the processor waits for several records and pages at a time; it may drop a prefetch from a page that it does not know.
+constexpr int64_t kGroup = 16;
 constexpr uint64_t kLine = 64;
 constexpr uint64_t kMostLines = 4;  // the processor recognises the rest of a longer record by itself
 
@@ -193,10 +194,15 @@ bool CopyPart(uint8_t* to, const uint8_t* record, int64_t length, int64_t start,
   return true;
 }
 
-void Prefetch(const FileMap& map, int64_t offset, int64_t length, const Frame& frame) {
+// Loads the first lines of a record.
+void Touch(const FileMap& map, int64_t offset, int64_t length, const Frame& frame) {
   if (!Lies(map, offset, length, frame)) return;
   const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(length) + frame.all, kMostLines * kLine);
-  for (uint64_t at = 0; at < size; at += kLine) __builtin_prefetch(map.data() + offset + at);
+  if (size == 0) return;
+  const uint8_t* record = map.data() + offset;
+  static_cast<void>(*static_cast<const volatile uint8_t*>(record));
+  for (uint64_t at = kLine; at < size; at += kLine) __builtin_prefetch(record + at);
+  __builtin_prefetch(record + size - 1);  // records do not begin where lines do
 }
 
 struct Kernel {
@@ -267,7 +273,9 @@ void ReadRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& stat
   auto* payload = static_cast<TF_TString*>(TF_TensorData(payloads.get()));
   auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead], kernel.frame);
+    if (i % kGroup == 0) {
+      for (int64_t j = i; j < std::min(n, i + kGroup); ++j) Touch(maps[file[j]], offset[j], length[j], kernel.frame);
+    }
     const FileMap& map = maps[file[i]];
     ok[i] = start[i] >= 0 && size[i] >= 0 && start[i] <= length[i] && size[i] <= length[i] - start[i] &&
             Lies(map, offset[i], length[i], kernel.frame);
@@ -307,7 +315,9 @@ void ReadRows(Kernel& kernel, TF_OpKernelContext* context, const Status& status)
   auto* row = length > 0 ? static_cast<uint8_t*>(TF_TensorData(rows.get())) : &nowhere;
   auto* ok = static_cast<bool*>(TF_TensorData(oks.get()));
   for (int64_t i = 0; i < n; ++i, row += length) {
-    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length, kernel.frame);
+    if (i % kGroup == 0) {
+      for (int64_t j = i; j < std::min(n, i + kGroup); ++j) Touch(maps[file[j]], offset[j], length, kernel.frame);
+    }
     const FileMap& map = maps[file[i]];
     ok[i] = Lies(map, offset[i], length, kernel.frame) &&
             CopyWhole(row, map.data() + offset[i], length, check[i], kernel.frame);
@@ -379,7 +389,9 @@ void ParseRecords(Kernel& kernel, TF_OpKernelContext* context, const Status& sta
   Parser parse(layout.wanted);
   std::vector<uint8_t> payload;  // a copy: what was checked is what is parsed, whatever becomes of the file meanwhile
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) Prefetch(maps[file[i + kAhead]], offset[i + kAhead], length[i + kAhead], kFramed);
+    if (i % kGroup == 0) {
+      for (int64_t j = i; j < std::min(n, i + kGroup); ++j) Touch(maps[file[j]], offset[j], length[j], kFramed);
+    }
     const FileMap& map = maps[file[i]];
     ok[i] = Lies(map, offset[i], length[i], kFramed);
     if (ok[i]) {

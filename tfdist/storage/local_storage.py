@@ -34,6 +34,7 @@ from tfdist.storage.files import (
     plain_name,
     remove_abandoned,
     staging_name,
+    storage_error,
     sync_directory,
     temporary_name,
     within,
@@ -68,6 +69,7 @@ class LocalStorage:
         self.local: Path = Path(os.path.abspath(os.path.expanduser(directory)))
         self.url: str = url or str(self.local)
         self.fetched: float = math.inf
+        self._paths: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.local)!r})"
@@ -86,8 +88,13 @@ class LocalStorage:
 
     def state(self, name: str) -> tuple[int, int, int, int]:
         """Return the device, inode, size and time of change in ns of a file."""
-        with explained(self.local / plain_name(name), "read"):
-            about = os.stat(self.local / name)
+        path = self._paths.get(name)
+        if path is None:  # a reader asks for every batch
+            path = self._paths[name] = str(self.local / plain_name(name))
+        try:
+            about = os.stat(path)
+        except OSError as error:
+            raise storage_error(error, Path(path), "read") from error
         return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:

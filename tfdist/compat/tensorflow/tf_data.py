@@ -1,7 +1,8 @@
 """Helpers for tf.data: sharding by files, elements without a value, iterators that raise causes, and their end.
 
 Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which shards a pipeline's files, since `Dataset.shard`
-cannot reach them; `_dataset`, the source of an iterator. `OwnedIterator` makes and deletes an executor for each eager
+cannot reach them; `_dataset`, the source of an iterator; `_UnbatchDataset`, which is `unbatch` without a function that
+makes all tensors dense. `OwnedIterator` makes and deletes an executor for each eager
 element. The remote call of another thread walks all executors, and may find the deleted one. TensorFlow then ends the
 process ("Mutex corrupt"). So the operation is called without an executor, in two thirds of the time
 (`_iterator_resource`, `_flat_output_types`, `_flat_output_shapes`, `_element_spec`, `structure`).
@@ -24,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.data.ops.unbatch_op import _UnbatchDataset
 from tensorflow.python.data.util import structure
 
 _REFERENCES = 2  # the count of `sys.getrefcount` for an object that only one local variable refers to
@@ -32,6 +34,11 @@ _REFERENCES = 2  # the count of `sys.getrefcount` for an object that only one lo
 def shard_by_files(dataset: tf.data.Dataset, workers: int, index: int) -> tf.data.Dataset:
     """Return the dataset, restricted to every ``workers``-th file."""
     return _AutoShardDataset(dataset, workers, index, num_replicas=None)
+
+
+def unbatched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return the rows of elements of dense tensors; each epoch prepares one function less than with `unbatch`."""
+    return _UnbatchDataset(dataset)
 
 
 def without_nones(spec: Any) -> Any:

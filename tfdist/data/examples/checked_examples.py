@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -340,12 +340,24 @@ class Binding:
                 continue  # its state would be a request
             with self.explained():
                 state = self._place.state(self._manifest.shards[number].file)
-                if self._bound.get(number) == state:
-                    continue
-                self._require_shard(number)
-            self._bound[number] = state
-            fetched = math.inf
+            if self._bind(number, state):
+                fetched = math.inf
         self.require_manifest(fetched)
+
+    def require_states(self, states: Mapping[int, tuple[int, int, int, int]]) -> None:
+        """Raise the errors of `require` for local files that were read in these states."""
+        for number, state in states.items():
+            self._bind(number, state)
+        self.require_manifest()
+
+    def _bind(self, number: int, state: Any) -> bool:
+        """Require the shard if its state is new, and return whether it is."""
+        if self._bound.get(number) == state:
+            return False
+        with self.explained():
+            self._require_shard(number)
+        self._bound[number] = state
+        return True
 
     def states(self) -> NDArray[np.int64]:
         """Return the identity of each local file, int64 ``[shards * 4]``: device, inode, size, time in ns."""

@@ -3,7 +3,8 @@
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from tfdist.data.examples import numpy_reader
 from tfdist.data.examples.checked_examples import Binding, Examples, payload_of
 from tfdist.data.format import record_framing as records
-from tfdist.data.format.schema import EXTENT, FIXED, indexed_values, texts_of
+from tfdist.data.format.record_forms import Forms
+from tfdist.data.format.schema import EXTENT, FIXED, Schema, indexed_values, texts_of
 from tfdist.errors import CorruptDataError, TfdistError
 from tfdist.storage.directory import Storage
 
@@ -23,6 +25,7 @@ _KEPT = 16  # threads that read may fail at once
 PAYLOAD = ""
 
 _SAMPLE = 32
+_MOST_LENGTHS = 8  # of records that are read together by forms
 
 _logger = logging.getLogger(__name__)
 _Array = NDArray[Any]
@@ -93,14 +96,25 @@ class MappedBytes:
         return numpy_reader.Maps(self.paths)
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
-        with self._binding.reading(np.unique(file).tolist()):
+        with self._reading(file):
             return numpy_reader.read_rows(self._maps, file, offset, check, length)
 
     def records(
         self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
     ) -> tuple[list[bytes], _Array]:
-        with self._binding.reading(np.unique(file).tolist()):
+        with self._reading(file):
             return numpy_reader.read_records(self._maps, file, offset, length, start, size, check)
+
+    @contextmanager
+    def _reading(self, file: _Array) -> Iterator[None]:
+        """Do the work of `Binding.reading`, with the states in which the files were mapped: no file is asked twice."""
+        with self._binding.explained():
+            yield
+            numbers = np.unique(file).tolist()
+            states = self._maps.states(numbers)
+        self._binding.require_states(states)
+        if len(states) < len(numbers):  # unmapped meanwhile
+            self._binding.require([number for number in numbers if number not in states])
 
 
 class RemoteBytes:
@@ -178,6 +192,19 @@ class Fetcher:
         """Return the columns of examples, and the weight of each: 0 where another example replaces it."""
         return self._sound(ids, self._read)
 
+    def forms_of(self, schema: Schema) -> Forms | None:
+        """Return a parser for `parsed`, if it parses all records of a sample, which have few forms."""
+        forms = Forms(schema)
+        sample = self.sample
+        if not len(sample):
+            return None
+        found, _ = self._parsed(forms, sample, np.zeros(len(sample), bool))
+        return forms if forms.are_few and found[PAYLOAD].all() else None
+
+    def parsed(self, forms: Forms, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
+        """Return features of whole payloads as `__call__` does, and as `PAYLOAD` a mask of those that were parsed."""
+        return self._sound(ids, functools.partial(self._parsed, forms))
+
     def payloads(self, ids: NDArray[np.int64]) -> tuple[_Array, NDArray[np.float32]]:
         """Return whole payloads, and the weight of each example."""
         found, weight = self._sound(ids, self._payloads)
@@ -218,6 +245,24 @@ class Fetcher:
         file, offset, length = self.examples.locate(ids)
         payloads, ok = self.source.records(file, offset, length, np.zeros_like(length), length, check)
         return {PAYLOAD: objects(payloads)}, ok
+
+    def _parsed(self, forms: Forms, ids: NDArray[np.int64], check: _Array) -> tuple[dict[str, _Array], _Array]:
+        file, offset, length = self.examples.locate(ids)
+        lengths = np.unique(length).tolist()
+        if len(lengths) == 1:
+            rows, ok = self.source.rows(file, offset, check, lengths[0])
+            columns, done = forms(rows)
+            return {**columns, PAYLOAD: done}, ok
+        found, ok = {**forms.zeros(len(ids)), PAYLOAD: np.zeros(len(ids), bool)}, np.zeros(len(ids), bool)
+        if len(lengths) > _MOST_LENGTHS:  # records of few forms have few; which are sound must be known all the same
+            return found, self._payloads(ids, check)[1]
+        for size in lengths:
+            at = np.flatnonzero(length == size)
+            rows, ok[at] = self.source.rows(file[at], offset[at], check[at], size)
+            columns, done = forms(rows)
+            for name, column in {**columns, PAYLOAD: done}.items():
+                found[name][at] = column
+        return found, ok
 
     def values_of(self, ids: NDArray[np.int64]) -> dict[str, _Array]:
         dtypes = {name: self.examples.schema[name].dtype for name in self.values}

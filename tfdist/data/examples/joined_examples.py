@@ -137,6 +137,14 @@ class _Bindings(Binding):
             if bounds[place] < bounds[place + 1]:
                 binding.require((asked[bounds[place] : bounds[place + 1]] - self._shards[place]).tolist())
 
+    def require_states(self, states: Mapping[int, tuple[int, int, int, int]]) -> None:
+        found: dict[int, dict[int, Any]] = {}
+        for number, state in states.items():
+            place = int(np.searchsorted(self._shards, number, side="right")) - 1
+            found.setdefault(place, {})[number - int(self._shards[place])] = state
+        for place, each in found.items():
+            self._each[place].require_states(each)
+
     def states(self) -> NDArray[np.int64]:
         return np.concatenate([binding.states() for binding in self._each])
 

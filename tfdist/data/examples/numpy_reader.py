@@ -10,7 +10,7 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -61,6 +61,11 @@ class Maps:
         with self._lock:
             self._kept[number] = kept
         return kept[1]
+
+    def states(self, numbers: Iterable[int]) -> dict[int, _Identity]:
+        """Return the device, inode, size and time of change in ns of files, as they were when they were mapped."""
+        with self._lock:
+            return {number: self._kept[number][0] for number in numbers if number in self._kept}
 
     def close(self) -> None:
         """Unmap all files; each is mapped again when it is read again."""

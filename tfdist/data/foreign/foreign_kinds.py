@@ -27,6 +27,7 @@ _SUFFIXES = (".tar", ".jsonl", ".arrow", ".feather")
 _DOCUMENT = re.compile(
     r"(readme|licen[cs]e|notice|citation|authors|changes|changelog|(md5|sha\d+)sums?|checksums?)\b.*|.*\.(md|rst|pdf)"
 )
+_COMPRESSED = re.compile(r".*\.(tgz|(tar|jsonl|arrow|feather)\.(gz|bz2|xz|zst))")
 _NAMED = 3  # number of unexpected files that an error names
 RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord files
 
@@ -48,6 +49,12 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
     for opener in (_by_index, _saved_dataset, _token_file, open_lmdb):
         if (found := opener(Path(text))) is not None:
             return found
+    if paths and all(_COMPRESSED.fullmatch(path.name.lower()) and not _is_tfrecord(path) for path in paths):
+        raise ConfigError(
+            f"{paths[0]} is compressed, and nothing can be found in the middle of it. Decompress it, and pass what it "
+            "contains: gunzip, say.",
+            path=str(paths[0]),
+        )
     kinds = {path.suffix.lower() for path in paths}
     if kinds.isdisjoint(_SUFFIXES) or (len(kinds) > 1 and any(_is_tfrecord(path) for path in paths)):
         return None

@@ -137,20 +137,28 @@ class _Classes:
         return found
 
 
-def met_of(levels: Levels, positions: int, *key: int | str) -> Ids:
-    """Return the number of times that each class occurs in the first positions, int64 ``[classes]``.
+def met_of(levels: Levels, positions: int | Ids, *key: int | str) -> Ids:
+    """Return the number of times that each class occurs in the first positions, int64 ``[..., classes]``.
 
     The smaller child of a node gets its share of the node's turns rounded, the larger one the rest. So both only grow
     with the positions, as long as these have fewer than 51 bits. The result may have zeros behind the classes.
     """
-    met = np.array([positions], np.int64)
+    met = np.asarray(positions, np.int64)[..., None]
     for level, (share, is_left) in enumerate(levels):
-        keys = round_keys(*key, level)
-        phase = mixed(mixed(np.arange(len(met), dtype=np.uint32), keys[0]), keys[1]) / 2.0**32  # in [0, 1)
-        small = np.floor(met * share + phase).astype(np.int64)
+        small = np.floor(met * share + _phases(len(share), *key, level)).astype(np.int64)
         large = met - small
-        met = np.stack([np.where(is_left, small, large), np.where(is_left, large, small)], axis=1).reshape(-1)
+        met = np.stack([np.where(is_left, small, large), np.where(is_left, large, small)], axis=-1)
+        met = met.reshape(*met.shape[:-2], -1)
     return met
+
+
+@lru_cache(maxsize=256)
+def _phases(nodes: int, *key: int | str) -> _Floats:
+    """For each node of a level, a number from 0 to 1 that is added before its turns are rounded."""
+    keys = round_keys(*key)
+    found = mixed(mixed(np.arange(nodes, dtype=np.uint32), keys[0]), keys[1]) / 2.0**32
+    found.flags.writeable = False
+    return np.asarray(found)
 
 
 def laid_out(before: Ids, after: Ids, spread: Ids) -> tuple[Ids, Ids]:
@@ -168,7 +176,7 @@ def laid_out(before: Ids, after: Ids, spread: Ids) -> tuple[Ids, Ids]:
 def kinds_of(before: Ids, after: Ids, spread: Ids) -> NDArray[Any]:
     """The classes of `laid_out` alone."""
     counts = after - before
-    return np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts)[spread]
+    return np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts).take(spread)
 
 
 def spread(size: int, *key: int | str) -> Ids:

@@ -5,6 +5,7 @@ another algorithm is another `VERSION`.
 """
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -97,7 +98,7 @@ def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[An
         outside.append(walking)
     which = np.repeat(np.arange(len(outside)), [len(part) for part in outside])
     if not which.size:
-        return [values.astype(np.int64, copy=False) for values in found]
+        return [values.view(np.int64) for values in found]
     masks_of = np.array([one.masks for one in permutations], np.uint32).T
     shifts = np.array([one.masks[1].bit_length() for one in permutations], np.uint64)
     keys_of = np.array([one.keys for one in permutations], np.uint32).T
@@ -115,7 +116,7 @@ def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[An
     parts = np.split(values, np.cumsum([len(part) for part in outside])[:-1])
     for whole, at, part in zip(found, outside, parts, strict=True):
         whole[at] = part
-    return [whole.astype(np.int64, copy=False) for whole in found]
+    return [whole.view(np.int64) for whole in found]
 
 
 def _network(values: NDArray[np.uint64], masks: Any, shift: Any, keys: Any) -> NDArray[np.uint64]:
@@ -237,12 +238,14 @@ class InBlocks:
     def __init__(self, order: Order, seed: int) -> None:
         self._order, self._seed = order, seed
         self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._computed)
+        self._lock = threading.Lock()  # two threads would compute the same block
 
     def ids(self, epoch: int, positions: Ids) -> Ids:
         numbers = positions // _AT_ONCE
         first, last = int(numbers.min()), int(numbers.max())
         if last - first < _KEPT_BLOCKS:
-            parts = [self._block(epoch, number) for number in range(first, last + 1)]
+            with self._lock:
+                parts = [self._block(epoch, number) for number in range(first, last + 1)]
             return (parts[0] if len(parts) == 1 else np.concatenate(parts))[positions - first * _AT_ONCE]
         return self._order.ids(seed=self._seed, epoch=epoch, positions=positions)
 

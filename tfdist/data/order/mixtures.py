@@ -9,6 +9,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from tfdist.errors import ConfigError
 
 STOPS = ("first", "all", "never")
 _WINDOW = 1 << 14  # positions that are laid out at a time
+_FEW = 12  # sources, up to which a search for each is faster than sorting
 _MOST = 1 << 50  # positions, of which a tree counts each
 
 
@@ -41,7 +43,6 @@ class Schedule:
         for phase, (begin, end) in enumerate(zip(self._starts[:-1], self._ends[:-1], strict=True)):
             self._before.append(self._before[-1] + self._inside(phase, end - begin))
         self._window = lru_cache(maxsize=8)(self._laid_out)
-        self._kinds_of = lru_cache(maxsize=8)(self._kinds)
 
     def met(self, position: int) -> Ids:
         """Return the number of times that each source has come before a position, int64 ``[sources]``."""
@@ -66,47 +67,46 @@ class Schedule:
 
     def run(self, seed: int, lap: int, begin: int, count: int) -> tuple[Ids, Ids]:
         """The sources of positions that follow each other, and how often each has come before them, ``[sources]``."""
-        parts, first, at = [], None, begin
-        while at < begin + count:
+        parts, first, at, end = [], None, begin, begin + count
+        while at < end:
             phase = bisect.bisect_right(self._starts, at) - 1
-            window, place = divmod(at - self._starts[phase], self._size)
-            kinds, before = self._kinds_of(seed, lap, phase, window)
+            start, stop = self._starts[phase], min(end, self._ends[phase])
+            window, place = divmod(at - start, self._size)
+            bounds = np.arange(window, (stop - 1 - start) // self._size + 2) * self._size
+            bounds = np.minimum(bounds, self._ends[phase] - start)
+            met = self._before[phase] + self._met_inside(phase, bounds)
+            sizes = enumerate(np.diff(bounds).tolist())
+            orders = [_spread(size, seed, lap, phase, window + number) for number, size in sizes]
+            kinds = np.concatenate([kinds_of(a, b, order) for a, b, order in zip(met, met[1:], orders, strict=False)])
             if first is None:
-                first = before + np.bincount(kinds[:place], minlength=self.sources)
-            parts.append(kinds[place : place + min(begin + count, self._ends[phase]) - at])
-            at += len(parts[-1])
+                first = met[0] + np.bincount(kinds[:place], minlength=self.sources)
+            parts.append(kinds[place : place + stop - at])
+            at = stop
         assert first is not None
         return np.concatenate(parts), first
 
-    def _met_inside(self, phase: int, positions: int) -> Ids:
-        return met_of(self._levels[phase], positions, "sources", phase)[: self.sources]
+    def _met_inside(self, phase: int, positions: int | Ids) -> Ids:
+        return met_of(self._levels[phase], positions, "sources", phase)[..., : self.sources]
 
     def _laid_out(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids]:
-        before, after, order = self._bounds(seed, lap, phase, window)
-        return laid_out(before, after, order)
-
-    def _kinds(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids]:
-        before, after, order = self._bounds(seed, lap, phase, window)
-        return kinds_of(before, after, order), before
-
-    def _bounds(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids, Ids]:
         begin, last = window * self._size, self._ends[phase] - self._starts[phase]
         end = min(begin + self._size, last)
         before, after = (self._before[phase] + self._inside(phase, at) for at in (begin, end))
-        return before, after, _spread(end - begin, seed, lap, phase, window)
+        return laid_out(before, after, _spread(end - begin, seed, lap, phase, window))
 
 
 def _spread(size: int, seed: int, *window: int) -> Ids:
     """A random and even order of the values below ``size``: windows share a table, whose digits each flips."""
     bits = (size - 1).bit_length()
     last, places, values = (1 << bits) - 1, *round_keys("mixture", seed, *window)[:2]
-    found = _table(bits, seed)[np.arange(1 << bits) ^ (places & last)] ^ (values & last)
+    table = _table(bits, seed)
+    found = table.take(np.arange(1 << bits) ^ (places & last)) ^ table.dtype.type(values & last)
     return found if size > last else found[found < size]
 
 
 @lru_cache(maxsize=32)
-def _table(bits: int, seed: int) -> Ids:
-    return spread(1 << bits, "mixture", seed)
+def _table(bits: int, seed: int) -> NDArray[Any]:
+    return spread(1 << bits, "mixture", seed).astype(np.min_scalar_type((1 << bits) - 1))
 
 
 def epoch_of(schedule: Schedule, sizes: Sequence[int], stop: str) -> int:
@@ -188,20 +188,27 @@ class Mixed:
     def _turns(self, seed: int, epoch: int, positions: Ids) -> Iterator[tuple[int, Ids, Ids]]:
         """Each source that some positions have, which of them it has, and the number of its turn at each."""
         lap, shift = (0, epoch * self.examples) if self._runs_on else (epoch, 0)
-        if len(positions) < 2 or (np.diff(positions) != 1).any():
+        begin = int(positions[0]) if len(positions) else 0
+        if not len(positions) or not (positions == np.arange(begin, begin + len(positions))).all():
             kinds, turns = self._schedule.at(seed, lap, positions + shift)
-            for kind in np.flatnonzero(np.bincount(kinds)).tolist():
-                here = np.flatnonzero(kinds == kind)
+            for kind, here in _places(kinds):
                 yield kind, here, turns[here]
             return
         # positions follow each other, so the turns of a source do as well
-        kinds, first = self._schedule.run(seed, lap, int(positions[0]) + shift, len(positions))
-        order, counts = np.argsort(kinds, kind="stable"), np.bincount(kinds, minlength=len(first))
-        ends = np.cumsum(counts)
-        for kind in np.flatnonzero(counts).tolist():
-            begin = int(first[kind])
-            here = order[ends[kind] - counts[kind] : ends[kind]]
-            yield kind, here, np.arange(begin, begin + len(here))
+        kinds, first = self._schedule.run(seed, lap, begin + shift, len(positions))
+        for kind, here in _places(kinds):
+            turn = int(first[kind])
+            yield kind, here, np.arange(turn, turn + len(here))
+
+
+def _places(kinds: NDArray[Any]) -> Iterator[tuple[int, Ids]]:
+    """Each source that occurs, and its places."""
+    counts = np.bincount(kinds)
+    if len(counts) <= _FEW:
+        yield from ((kind, np.flatnonzero(kinds == kind)) for kind in np.flatnonzero(counts).tolist())
+        return
+    order, ends = np.argsort(kinds, kind="stable"), np.cumsum(counts)
+    yield from ((kind, order[ends[kind] - counts[kind] : ends[kind]]) for kind in np.flatnonzero(counts).tolist())
 
 
 class Chosen:

@@ -75,21 +75,25 @@ class Pipeline:
         self._cache = cache
         # a part of a record that is not decoded cannot fail
         self._search: user_functions.Search | None = None
+        self._asked = tensor_columns.WhenAsked(fetcher)
         if decode is not None or augment is not None or PAYLOAD in fetcher.names:
             self._search = user_functions.Search(fetcher, decode, augment, skip=fetcher.skip)
-        self._asked = tensor_columns.WhenAsked(fetcher)
         self._pads = pads
         self._finish = finish
         self._weighs = weighs
         self.prior = prior
         self._order_of = order_of
         keep_freed_memory()
-        stored = None
-        if uses_ops and cache is None and isinstance(fetcher, ComputedFetcher):
-            stored = stored_reader(fetcher)
+        reads_stored = uses_ops and cache is None
+        stored = stored_reader(fetcher) if reads_stored and isinstance(fetcher, ComputedFetcher) else None
+        odd: tensor_columns.ColumnReader = self._asked
+        if self._search is not None and not self.calls_users:
+            odd = user_functions.Searching(self._asked, self._search)
         self._reader = stored or tensor_columns.reader_of(
-            fetcher, global_batch_size, uses_ops=uses_ops, caches=cache is not None
+            *(fetcher, global_batch_size, self._asked, odd), uses_ops=uses_ops, caches=cache is not None
         )
+        # trying a batch takes a dataset of its own, which takes longer than reading small rows
+        self._tried = None if self._reader.parses and not self.calls_users else self._search
 
     def batches(self, start: int = 0) -> batch_positions.Batches:
         """The batches of an epoch of which ``start`` examples have been consumed."""
@@ -160,7 +164,7 @@ class Pipeline:
         parallel = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
         # Functions inside a flat_map are prepared anew in every epoch, in hundredths of a second: there is none.
         batches = tf.data.Dataset.range(1).flat_map(stretches_of_epoch)
-        batches = batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1).unbatch()
+        batches = tf_data.unbatched(batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1))
         batches = batches.map(late, num_parallel_calls=parallel, deterministic=True).prefetch(_PREFETCHED)
         if share is not None:
             return batches
@@ -201,7 +205,7 @@ class Pipeline:
         examples = batch["examples"]
         ids, early = examples["ids"], examples["columns"]
         seeds = examples.get("seeds", tf.zeros([tf.size(ids), 2], tf.int32))
-        found, sound = self._made(self._reader, ids, seeds, early)
+        found, sound = self._made(self._reader, self._tried, ids, seeds, early)
         weight = examples["weight"] * sound
         if count is None and self.tail != "keep":
             for value in [weight, *tf.nest.flatten(found)]:
@@ -219,14 +223,19 @@ class Pipeline:
             ids = tf.gather(tf.constant(self.order.numbers), ids)
         seeds = tf.random.stateless_uniform([tf.size(ids), 2], key, None, None, tf.int32)
 
-        found, sound = self._made(self._asked, ids, seeds, ())
+        found, sound = self._made(self._asked, self._search, ids, seeds, ())
         return self._finish(found, sound if self._weighs else None)
 
     def _made(
-        self, reader: tensor_columns.ColumnReader, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]
+        self,
+        reader: tensor_columns.ColumnReader,
+        search: user_functions.Search | None,
+        ids: tf.Tensor,
+        seeds: tf.Tensor,
+        early: Sequence[tf.Tensor],
     ) -> tuple[Features, tf.Tensor]:
         """The features of a batch, and float32 1 for each example that is sound; others replace what is not."""
-        if (search := self._search) is None:
+        if search is None:
             return self._made_by(reader, ids, seeds, early)
 
         def without(ids: tf.Tensor, seeds: tf.Tensor, _: Any) -> tuple[Features, tf.Tensor]:

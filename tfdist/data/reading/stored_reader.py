@@ -28,6 +28,7 @@ class StoredByOps:
     """
 
     examples = _EXAMPLES
+    parses = False
 
     def __init__(self, fetcher: ComputedFetcher, ops: native.Records, paths: list[str]) -> None:
         self._fetcher = fetcher

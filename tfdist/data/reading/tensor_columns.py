@@ -3,6 +3,7 @@
 A reader has an early part, NumPy for the examples of several batches, and a late one, a graph for one batch.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.fetch import PAYLOAD, Fetcher, MappedBytes
 from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.format import example
+from tfdist.data.format.record_forms import Forms
 from tfdist.data.format.schema import FIXED, TEXT, Feature, Schema, texts_of
 from tfdist.data.order.epoch_orders import Ids
 
@@ -119,7 +121,7 @@ def from_stored(schema: Schema, values: Sequence[tf.Tensor]) -> dict[str, tf.Ten
     """The features of what `parse_records` returned."""
     found = {}
     for (name, feature), value in zip(schema.items(), values, strict=True):
-        shape = [tf.shape(value)[0], *(dim or 0 for dim in feature.shape)]
+        shape = [-1, *(dim or 0 for dim in feature.shape)]  # of features that have values
         is_raw = feature.encoding == "raw"
         found[name] = from_bytes(feature, value) if is_raw else tf.reshape(_cast(feature, value), shape)
     return found
@@ -133,10 +135,14 @@ def with_shapes(schema: Schema, features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ColumnReader(Protocol):
-    """Reads columns by the numbers of examples; `specs` is what `early` returns for about `examples` of them."""
+    """Reads columns by the numbers of examples; `specs` is what `early` returns for about `examples` of them.
+
+    `parses` is True if it parses most records itself, and another reader reads batches with records that it does not.
+    """
 
     specs: list[Spec]
     examples: int
+    parses: bool
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
         """Return arrays, examples first."""
@@ -147,6 +153,8 @@ class ColumnReader(Protocol):
 
 class ByNumpy:
     """Reads several batches at once, when the numbers are known."""
+
+    parses = False
 
     def __init__(self, fetcher: ColumnFetcher) -> None:
         self._fetcher = fetcher
@@ -191,15 +199,42 @@ class WhenAsked(ByNumpy):
         return super().late(ids, values)
 
 
+class ByForms(ByNumpy):
+    """Parses records of few forms early, in NumPy; ``odd`` reads any batch with a record of another form."""
+
+    parses = True
+
+    def __init__(self, fetcher: Fetcher, forms: Forms, odd: ColumnReader) -> None:
+        super().__init__(fetcher)
+        self._parsed = functools.partial(fetcher.parsed, forms)
+        self._names = list(fetcher.examples.schema)
+        self._odd = odd
+        features = fetcher.examples.schema.values()
+        self.specs = [*((dtype_of(one), shape_of(one)[1:]) for one in features), (tf.bool, []), (tf.float32, [])]
+
+    def early(self, ids: Ids) -> list[NDArray[Any]]:
+        columns, sound = self._parsed(ids)
+        return [*(columns[name] for name in self._names), columns[PAYLOAD], sound]
+
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
+        *columns, done, sound = found
+        return either_read(
+            tf.reduce_all(done),
+            lambda: (dict(zip(self._names, columns, strict=True)), sound),
+            lambda: self._odd.late(ids, []),
+        )
+
+
 class ByOps:
     """Finds places early, and reads by the compiled ops, without Python; every checksum is checked.
 
-    `parses`: the ops also parse records of the generic layout; else TensorFlow does.
+    `parses`: the ops also parse records of the generic layout; else TensorFlow does. A batch with a corrupt example or
+    of a replaced file goes to NumPy and TensorFlow, and one with an odd record to ``odd``.
     """
 
     examples = _EARLY_EXAMPLES
 
-    def __init__(self, fetcher: Fetcher, ops: Any, paths: list[str]) -> None:
+    def __init__(self, fetcher: Fetcher, ops: Any, paths: list[str], odd: ColumnReader) -> None:
         self._fetcher = fetcher
         self._ops = ops
         self._paths = paths
@@ -207,6 +242,7 @@ class ByOps:
         self._directory: Examples = fetcher.examples
         self._texts = texts_of(self._directory.schema, self._directory.manifest.layout)
         self.parses = PAYLOAD in fetcher.names and are_numbers(self._directory.schema) and self._can_parse()
+        self._asked = odd if self.parses else WhenAsked(fetcher)
         place: list[Spec] = [(tf.int32, []), (tf.int64, []), (tf.int64, [])]
         extents: list[Spec] = [(tf.int64, [])] * (2 * len(self._texts))
         specs = _column_specs(fetcher)
@@ -221,13 +257,11 @@ class ByOps:
         return [*self._directory.locate(ids), *extents, *present]
 
     def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
-        """Read by the ops; a batch with a corrupt or odd example or of a replaced file goes to NumPy and TensorFlow."""
         columns, ok = self._parsed_by_ops(found) if self.parses else self._by_ops(found)
-        asked = WhenAsked(self._fetcher)
         return either_read(
             tf.reduce_all(ok),
             lambda: (_parsed(self._fetcher, columns), tf.ones_like(ids, tf.float32)),
-            lambda: asked.late(ids, []),
+            lambda: self._asked.late(ids, []),
         )
 
     def _can_parse(self) -> bool:
@@ -345,14 +379,36 @@ def after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any:
         return tf.nest.map_structure(tf.identity, data)
 
 
-def reader_of(fetcher: ColumnFetcher, global_batch_size: int, *, uses_ops: bool, caches: bool) -> ColumnReader:
-    """Return the fastest reader of these examples; `caches`: a batch may be in a cache, and need not be read."""
+def _forms_of(fetcher: ColumnFetcher) -> tuple[Fetcher, Forms] | None:
+    """A parser for records of few forms, in files that NumPy reads."""
+    if not isinstance(fetcher, Fetcher) or not isinstance(fetcher.source, MappedBytes):
+        return None
+    schema = fetcher.examples.schema
+    forms = fetcher.forms_of(schema) if fetcher.names == [PAYLOAD] and are_numbers(schema) else None
+    return None if forms is None else (fetcher, forms)
+
+
+def reader_of(
+    fetcher: ColumnFetcher, global_batch_size: int, asked: WhenAsked, odd: ColumnReader, *, uses_ops: bool, caches: bool
+) -> ColumnReader:
+    """Return the fastest reader of these examples.
+
+    Args:
+        fetcher: the columns.
+        global_batch_size: rows of a batch.
+        asked: a reader of one batch, when its columns are asked for.
+        odd: a reader of batches with records that the other readers cannot parse.
+        uses_ops: whether the compiled ops may be used.
+        caches: whether a batch may be in a cache, and need not be read.
+    """
     if caches:
-        return WhenAsked(fetcher)
+        return asked
     if uses_ops and isinstance(fetcher, Fetcher) and isinstance(fetcher.source, MappedBytes):
         ops = native.records()
         if ops is not None:
-            return ByOps(fetcher, ops, fetcher.source.paths)
-    early = ByNumpy(fetcher)
+            return ByOps(fetcher, ops, fetcher.source.paths, odd)
     # cutting several large batches apart takes longer than a call for each
-    return WhenAsked(fetcher) if early.mean_bytes * global_batch_size > _LARGE_BATCH else early
+    if asked.mean_bytes * global_batch_size > _LARGE_BATCH:
+        return asked
+    found = _forms_of(fetcher)
+    return ByNumpy(fetcher) if found is None else ByForms(*found, odd)

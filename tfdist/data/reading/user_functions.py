@@ -200,3 +200,26 @@ class Search:
             name="decode",
             path=self._examples.url,
         )
+
+
+class Searching:
+    """A reader of batches of which a part may be no examples; `Search` finds those that are none."""
+
+    parses = False
+
+    def __init__(self, asked: tensor_columns.WhenAsked, search: Search) -> None:
+        self._asked = asked
+        self._search = search
+        self.specs, self.examples = asked.specs, asked.examples
+
+    def early(self, ids: _Ids) -> list[NDArray[Any]]:
+        return self._asked.early(ids)
+
+    def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> tensor_columns.Read:
+        def without(ids: tf.Tensor) -> tensor_columns.Read:
+            ids, _, can = self._search(ids, tf.zeros([tf.size(ids), 2], tf.int32))
+            columns, sound = self._asked.late(ids, [])
+            return columns, sound * can
+
+        read: tensor_columns.Read = either(lambda ids: self._asked.late(ids, []), without, (ids,))
+        return read
