@@ -92,10 +92,11 @@ def test_outer_steps_that_take_the_mean_are_local_sgd(pools: dict[int, WorkerPoo
 @pytest.mark.parametrize(
     ("workers", "options"),
     [
-        (3, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25}),
+        (3, {"every": 6, "fragments": 2, "delay": 2}),
+        pytest.param(2, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25}, marks=release),
         pytest.param(2, {"every": 3}, marks=release),
     ],
-    ids=["fragments", "whole"],
+    ids=["fragments", "mixed", "whole"],
 )
 def test_outer_steps_are_those_of_the_simulation(
     pools: dict[int, WorkerPool], workers: int, options: dict[str, Any]

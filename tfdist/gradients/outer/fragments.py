@@ -1,5 +1,6 @@
 """Fragments of a model's weights, equal in size, which are exchanged at different steps."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,3 +31,26 @@ def divided(sizes: Sequence[int], count: int) -> list[list[Piece]]:
                 found[fragment].append(Piece(variable, begin - first, end - first))
         first += size
     return found
+
+
+def boxes(shape: Sequence[int], begin: int, end: int) -> list[tuple[slice, ...]]:
+    """Return the boxes, in order, that make up the numbers from `begin` up to `end` of an array, flattened by rows.
+
+    Example:
+        >>> boxes([2, 4], 2, 8)
+        [(slice(0, 1, None), slice(2, 4, None)), (slice(1, 2, None), slice(0, 4, None))]
+    """
+    if not shape:
+        return [()] if begin < end else []
+    row = math.prod(shape[1:])
+    (first, before), (last, after) = divmod(begin, row), divmod(end, row)
+    if first == last:
+        return _in_row(first, shape, before, after)
+    whole = first + (before > 0)
+    found = _in_row(first, shape, before, row) if before else []
+    found += [(slice(whole, last), *(slice(0, size) for size in shape[1:]))] if whole < last else []
+    return found + (_in_row(last, shape, 0, after) if after else [])
+
+
+def _in_row(row: int, shape: Sequence[int], begin: int, end: int) -> list[tuple[slice, ...]]:
+    return [(slice(row, row + 1), *box) for box in boxes(shape[1:], begin, end)]

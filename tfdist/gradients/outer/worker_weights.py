@@ -4,6 +4,7 @@ A worker's replicas have equal copies, so the first one is read and all are writ
 own. No strategy is in scope there, so variables are plain ones, and work under way does not delay training.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -15,6 +16,7 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.gradients.outer import fragments
 
 T = TypeVar("T")
 
@@ -87,3 +89,29 @@ def write(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> N
     for variable, value in zip(variables, values, strict=True):
         for copy in tf_strategies.copies(keras_variables.value_of(variable)):
             copy.assign(tf.cast(value, copy.dtype))
+
+
+def read_part(variable: keras.Variable, begin: int, end: int) -> tf.Tensor:
+    """Return the numbers from `begin` up to `end` of the flattened variable, in float32.
+
+    Drop them before the next step: while they exist, an update of the variable may first copy it.
+    """
+    flat = tf.reshape(read([variable])[0], [-1])
+    return tf.cast(flat if (begin, end) == (0, flat.shape[0]) else flat[begin:end], tf.float32)
+
+
+def write_part(variable: keras.Variable, begin: int, values: tf.Tensor) -> None:
+    """Assign numbers from `begin` on of the flattened variable, in all copies; the others are not touched."""
+    shape = [int(one) for one in variable.shape]
+    boxes = fragments.boxes(shape, begin, begin + int(values.shape[0]))
+    parts = tf.split(values, [math.prod(one.stop - one.start for one in box) for box in boxes])
+    for copy in tf_strategies.copies(keras_variables.value_of(variable)):
+        for box, part in zip(boxes, parts, strict=True):
+            new = tf.cast(tf.reshape(part, [one.stop - one.start for one in box]), copy.dtype)
+            if box:  # `copy[box].assign` would read the variable first, and then copy it to change it
+                begins, ends = [one.start for one in box], [one.stop for one in box]
+                tf.raw_ops.ResourceStridedSliceAssign(
+                    ref=copy.handle, begin=begins, end=ends, strides=[1] * len(box), value=new
+                )
+            else:
+                copy.assign(new)
