@@ -222,8 +222,8 @@ def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
 
     def apply(fragment: int, delta: np.ndarray, states: list[np.ndarray], own: list[np.ndarray]) -> None:
         part = slice(edges[fragment], edges[fragment + 1])
-        velocity[part] = 0.9 * velocity[part] - 0.7 * delta
-        agreed[part] += 0.9 * velocity[part] - 0.7 * delta
+        velocity[part] = 0.5 * velocity[part] - 0.7 * delta
+        agreed[part] += 0.5 * velocity[part] - 0.7 * delta
         for worker, model in enumerate(simulation.models):
             values = vector(worker)
             if schedule.keep is None:  # what was learned since the fragment was sent is added
