@@ -189,7 +189,8 @@ class DiLoCo(Synchronization):
     Args:
         every: the number of steps between two exchanges of a fragment, or "auto"; see `LocalSGD`.
         outer: a Keras optimizer, or a function that makes one; its gradient is D. None is SGD(0.7, momentum=0.5,
-            nesterov=True). The authors take a momentum of 0.9, which needs hundreds of exchanges. Pass a function to `MultiWorkerMirroredStrategy`, which must be made before any variable.
+            nesterov=True); the authors' momentum of 0.9 needs hundreds of exchanges. Pass a function to
+            `MultiWorkerMirroredStrategy`, which must be made before any variable.
         fragments: the number of equal parts of the weights, which are exchanged at different steps, so that the network
             is used evenly. At most ``every``.
         delay: the number of steps between sending a fragment and applying what all have sent; training continues

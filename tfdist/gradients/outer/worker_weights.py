@@ -106,12 +106,29 @@ def write_part(variable: keras.Variable, begin: int, values: tf.Tensor) -> None:
     boxes = fragments.boxes(shape, begin, begin + int(values.shape[0]))
     parts = tf.split(values, [math.prod(one.stop - one.start for one in box) for box in boxes])
     for copy in tf_strategies.copies(keras_variables.value_of(variable)):
-        for box, part in zip(boxes, parts, strict=True):
-            new = tf.cast(tf.reshape(part, [one.stop - one.start for one in box]), copy.dtype)
-            if box:  # `copy[box].assign` would read the variable first, and then copy it to change it
-                begins, ends = [one.start for one in box], [one.stop for one in box]
-                tf.raw_ops.ResourceStridedSliceAssign(
-                    ref=copy.handle, begin=begins, end=ends, strides=[1] * len(box), value=new
-                )
-            else:
-                copy.assign(new)
+        new = [
+            tf.cast(tf.reshape(part, [one.stop - one.start for one in box]), copy.dtype)
+            for part, box in zip(parts, boxes, strict=True)
+        ]
+        if shape:
+            _assign_boxes(copy, boxes, new)
+        else:
+            copy.assign(new[0])
+
+
+def _assign_boxes(variable: tf.Variable, boxes: Sequence[tuple[slice, ...]], values: Sequence[tf.Tensor]) -> None:
+    """Assign boxes of a variable where they lie: `variable[box].assign` reads it first, and then has to copy it.
+
+    Values that somebody has read stay as they were, because the ops copy the variable if there are such. They also let
+    later reads copy, which each step would then do with its weights; that is turned off again.
+    """
+    for box, value in zip(boxes, values, strict=True):
+        begins, ends = [one.start for one in box], [one.stop for one in box]
+        if len(box) > 1 and value.shape[1:] == variable.shape[1:]:  # whole rows, thirty times as fast
+            rows = tf.range(begins[0], ends[0])
+            tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=value)
+            continue
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=variable.handle, begin=begins, end=ends, strides=[1] * len(box), value=value
+        )
+    tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
