@@ -27,7 +27,7 @@ def schedule(options: argparse.Namespace) -> tfdist.strategies.DiLoCo:
         fragments=options.fragments,
         delay=options.delay,
         wire="int4",
-        outer=lambda: keras.optimizers.SGD(options.outer_rate, momentum=0.9, nesterov=True),
+        outer=lambda: keras.optimizers.SGD(options.outer_rate, momentum=0.5, nesterov=True),
     )
 
 

@@ -53,7 +53,10 @@ from tfdist.planner.planner_link import Link
 CASES = str(Path(__file__).parent / "cases" / "compression_cases.py")
 DRAWS = 100_000
 CODECS = [registry.codec_of(name) for name in registry.names() if name != "auto"]
-UNBIASED = [Natural(), QSGD(bits=2, group=32), QSGD(bits=4, group=32), QSGD(bits=8, group=32), TernGrad(group=32)]
+UNBIASED = [
+    *(Natural(), QSGD(bits=2, group=32), QSGD(bits=4, group=32), QSGD(bits=8, group=32), TernGrad(group=32)),
+    QSGD(bits=4, group=32, norm="largest"),
+]
 EXACT = [
     RandomK(density=1.0),
     TopK(density=1.0),
@@ -139,6 +142,8 @@ def bound(codec: RowCodec, row: np.ndarray) -> float:
         return square / 8
     if isinstance(codec, TernGrad):
         return float(np.max(np.abs(row)) * np.sum(np.abs(row)) - square)
+    if isinstance(codec, QSGD) and codec.norm == "largest":  # that of a draw between two levels
+        return len(row) * float(np.max(np.abs(row)) / codec.levels / 2) ** 2
     return min(len(row) / codec.levels**2, len(row) ** 0.5 / codec.levels) * square
 
 
@@ -326,6 +331,7 @@ def test_what_is_compressed(shape: tuple[int, ...], dtype: tf.DType, expected: b
         ),
         (lambda: QSGD(bits=3), ConfigError, "bits", 3),
         (lambda: QSGD(group=33), ConfigError, "group", 33),
+        (lambda: QSGD(norm="l1"), ConfigError, "norm", "l1"),
         (lambda: TopK(density=0.0), ConfigError, "density", 0.0),
         (lambda: TopK(density=2), ConfigError, "density", 2),
         (lambda: PowerSGD(rank=0), ConfigError, "rank", 0),

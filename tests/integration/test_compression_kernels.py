@@ -30,6 +30,7 @@ CODECS = (
     Natural(),
     *(QSGD(bits=bits) for bits in (2, 4, 8)),
     QSGD(group=32),
+    QSGD(bits=4, group=32, norm="largest"),
     QSGD(group=32 * 37),  # whose halves are odd
     TernGrad(),
     TernGrad(clip=1.5),

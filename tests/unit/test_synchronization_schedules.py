@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.outer import meeting_schedules
+<<<<<<< HEAD
+=======
+from tfdist.gradients.outer.fragments import boxes, divided
+>>>>>>> seldom
 from tfdist.gradients.outer.meeting_schedules import (
     DiLoCo,
     ElasticAveraging,
@@ -69,7 +73,7 @@ def test_an_open_interval_answers_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "travel", "codec", "fragments", "delay", "chosen"),
+    ("step", "travel", "computing", "fragments", "delay", "chosen"),
     [
         (1.0, 0.0, 0.0, 1, 0, 1),
         (1.0, 0.05, 0.0, 1, 0, 1),
@@ -84,9 +88,11 @@ def test_an_open_interval_answers_nothing() -> None:
     ],
 )
 def test_the_smallest_interval_waits_a_twentieth(
-    step: float, travel: float, codec: float, fragments: int, delay: int, chosen: int
+    step: float, travel: float, computing: float, fragments: int, delay: int, chosen: int
 ) -> None:
-    given = Meetings(step_seconds=step, travel_seconds=travel, codec_seconds=codec, fragments=fragments, delay=delay)
+    given = Meetings(
+        step_seconds=step, travel_seconds=travel, computing_seconds=computing, fragments=fragments, delay=delay
+    )
     assert smallest_interval(given) == chosen
     assert given.period_seconds <= 0.05 * chosen * step + 1e-9
 
@@ -121,6 +127,7 @@ def test_texts_and_values_are_the_same() -> None:
     assert grouped == LocalSGD(every=8, inside=4)
     assert (meeting_schedules.inside(grouped), meeting_schedules.inside(Gossip())) == (4, 1)
     assert meeting_schedules.require("diloco:every=auto,delay=5") == DiLoCo(every="auto", delay=5)
+    assert meeting_schedules.require("diloco:every=4,keep=0.5") == DiLoCo(every=4, keep=0.5)
     assert meeting_schedules.require(None) is None
 
 
@@ -175,6 +182,16 @@ def test_fragments_have_every_number_once(sizes: list[int], count: int) -> None:
     assert numbers == [(variable, at) for variable, size in enumerate(sizes) for at in range(size)]
     lengths = [sum(piece.end - piece.begin for piece in pieces) for pieces in found]
     assert max(lengths) - min(lengths) <= 1
+
+
+@given(st.data(), st.lists(st.integers(1, 5), max_size=4))
+def test_boxes_have_the_numbers_of_a_piece_in_order(data: st.DataObject, shape: list[int]) -> None:
+    numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    begin = data.draw(st.integers(0, numbers.size - 1))
+    end = data.draw(st.integers(begin + 1, numbers.size))
+    found = [numbers[box].ravel() for box in boxes(shape, begin, end)]
+    assert np.concatenate(found).tolist() == list(range(begin, end))
+    assert len(found) <= max(1, 2 * len(shape) - 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])

@@ -17,21 +17,21 @@ class Meetings:
     Attributes:
         step_seconds: the time of a step that a worker takes without others, above 0.
         travel_seconds: the time in which the data of a meeting travel.
-        codec_seconds: the time to encode and decode them, on the processors that compute steps.
+        computing_seconds: the time to read, encode, decode and apply them, on the processors that compute steps.
         fragments: the number of meetings in a period.
         delay: the number of steps that go on while a fragment travels.
     """
 
     step_seconds: float
     travel_seconds: float
-    codec_seconds: float = 0.0
+    computing_seconds: float = 0.0
     fragments: int = 1
     delay: int = 0
 
     def __post_init__(self) -> None:
         validation.number("step_seconds", self.step_seconds, above=0)
         validation.number("travel_seconds", self.travel_seconds, minimum=0)
-        validation.number("codec_seconds", self.codec_seconds, minimum=0)
+        validation.number("computing_seconds", self.computing_seconds, minimum=0)
         validation.integer("fragments", self.fragments, minimum=1)
         validation.integer("delay", self.delay, minimum=0)
 
@@ -39,10 +39,10 @@ class Meetings:
     def period_seconds(self) -> float:
         """The seconds that the meetings of a period add to its steps.
 
-        fragments (codec + max(travel - delay step, 0))
+        fragments (computing + max(travel - delay step, 0))
         """
         waits = max(self.travel_seconds - self.delay * self.step_seconds, 0.0)
-        return self.fragments * (self.codec_seconds + waits)
+        return self.fragments * (self.computing_seconds + waits)
 
 
 def smallest_interval(meetings: Meetings) -> int:

@@ -220,13 +220,16 @@ def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
     velocity, sent = np.zeros_like(agreed), dict[int, Any]()
     edges = [len(agreed) * number // schedule.fragments for number in range(schedule.fragments + 1)]
 
-    def apply(fragment: int, delta: np.ndarray, states: list[np.ndarray]) -> None:
+    def apply(fragment: int, delta: np.ndarray, states: list[np.ndarray], own: list[np.ndarray]) -> None:
         part = slice(edges[fragment], edges[fragment + 1])
-        velocity[part] = 0.9 * velocity[part] - 0.7 * delta
-        agreed[part] += 0.9 * velocity[part] - 0.7 * delta
+        velocity[part] = 0.5 * velocity[part] - 0.7 * delta
+        agreed[part] += 0.5 * velocity[part] - 0.7 * delta
         for worker, model in enumerate(simulation.models):
             values = vector(worker)
-            values[part] = schedule.keep * values[part] + (1 - schedule.keep) * agreed[part]
+            if schedule.keep is None:  # what was learned since the fragment was sent is added
+                values[part] += agreed[part] - own[worker]
+            else:
+                values[part] = schedule.keep * values[part] + (1 - schedule.keep) * agreed[part]
             for variable, value, shape in zip(weights[worker], np.split(values, cuts), shapes, strict=True):
                 variable.assign(value.reshape(shape))
             for variable, value in zip(model.non_trainable_variables, states, strict=False):
@@ -236,11 +239,12 @@ def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
         for event in schedule.events(step):
             part = slice(edges[event.fragment], edges[event.fragment + 1])
             if event.kind != "apply":
-                delta = np.mean([agreed[part] - vector(worker)[part] for worker in range(WORKERS)], axis=0)
+                own = [vector(worker)[part] for worker in range(WORKERS)]
+                delta = np.mean([agreed[part] - values for values in own], axis=0)
                 is_last = event.fragment == schedule.fragments - 1
                 all_states = [[v.numpy() for v in moving(model)] for model in simulation.models] if is_last else []
                 states = [np.mean(values, axis=0) for values in zip(*all_states, strict=True)]
-                sent[event.fragment] = delta, states
+                sent[event.fragment] = delta, states, own
             if event.kind != "send":
                 apply(event.fragment, *sent.pop(event.fragment))
 

@@ -6,7 +6,7 @@ x  as  sign(x) floor(s |x| / scale + u),    0 <= u < 1 drawn,    at most s = 2^(
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import tensorflow as tf
 
@@ -65,14 +65,16 @@ def _levels(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, most: int, grou
 
 @dataclass(frozen=True, kw_only=True)
 class QSGD(scaled_groups.GroupCodec):
-    """Quantization to the Euclidean norm of each group of d numbers, and one of s levels with a sign for each number.
+    """Quantization to a norm of each group of d numbers, and one of s levels with a sign for each number.
 
         Q(x) = |v| sign(x) (l + b) / s,    l = floor(s |x| / |v|),    b = 1 with probability s |x| / |v| - l
 
-    with s = 2^(bits - 1) - 1. Unbiased, with E|Q(v) - v|^2 <= min(d / s^2, sqrt(d) / s) |v|^2.
+    with s = 2^(bits - 1) - 1. Unbiased, with E|Q(v) - v|^2 <= min(d / s^2, sqrt(d) / s) |v|^2. With the largest |x| of
+    a group in place of its Euclidean norm |v|, the error of a number is less than that divided by s.
 
     Args:
         bits: the bits of a number with its sign: 2, 4 or 8.
+        norm: "euclidean", or "largest", whose levels are finer: no number of the group is larger.
         group: d, the count of numbers that share a norm; a multiple of 32.
 
     Example:
@@ -87,10 +89,12 @@ class QSGD(scaled_groups.GroupCodec):
     accuracy: ClassVar[Accuracy] = "unbiased"
 
     bits: int = 8
+    norm: Literal["euclidean", "largest"] = "euclidean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.one_of("bits", self.bits, (2, 4, 8))
+        validation.one_of("norm", self.norm, ("euclidean", "largest"))
 
     @property
     def levels(self) -> int:
@@ -103,7 +107,10 @@ class QSGD(scaled_groups.GroupCodec):
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return the levels, plus s, and then the norms, as words."""
-        norms = tf.sqrt(scaled_groups.sums(rows, self.group, "squares"))
+        if self.norm == "largest":
+            norms = scaled_groups.largest(rows, self.group)
+        else:
+            norms = tf.sqrt(scaled_groups.sums(rows, self.group, "squares"))
         return to_levels(rows, norms, seed, bits=self.bits, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:

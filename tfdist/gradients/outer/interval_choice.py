@@ -59,25 +59,27 @@ class IntervalChoice:
             return self._chosen(_FEWEST)
         link = measured_link(self._workers.collective, _MANY_BYTES)
         load = self._meeting.load()
-        mine = self._seconds / self._steps
-        slowest = max(as_float(one) for one in self._workers.gather([as_integer(mine)])[:, 0].tolist())
+        mine = [self._seconds / self._steps, load.stepping_seconds]
+        every = self._workers.gather([as_integer(one) for one in mine])
+        slowest, stepping = (max(map(as_float, every[:, place].tolist())) for place in range(len(mine)))
         outer = self._asked if isinstance(self._asked, DiLoCo) else None
         meetings = Meetings(
             step_seconds=slowest,
             travel_seconds=travel_seconds(link, load.wire_bytes, self._workers.count),
-            codec_seconds=load.codec_seconds,
+            computing_seconds=load.codec_seconds + stepping,
             fragments=1 if outer is None else outer.fragments,
             delay=0 if outer is None else outer.delay,
         )
         chosen = self._chosen(max(_FEWEST, smallest_interval(meetings)))
         if self._workers.is_chief:
             _log.warning(
-                "synchronization: %r. A step takes %.3g ms. At a meeting a worker sends %.3g MB, which takes %.3g ms "
-                "(measured: %.3g Mbit/s, %.2g ms).",
+                "synchronization: %r. A step takes %.3g ms. At a meeting a worker sends %.3g MB, which travels for "
+                "%.3g ms and takes %.3g ms of computing (measured: %.3g Mbit/s, %.2g ms).",
                 chosen,
                 1e3 * slowest,
                 load.wire_bytes / 1e6,
-                1e3 * (meetings.travel_seconds + meetings.codec_seconds),
+                1e3 * meetings.travel_seconds,
+                1e3 * meetings.computing_seconds,
                 8e-6 * link.bytes_per_second,
                 1e3 * link.latency_seconds,
             )

@@ -188,13 +188,15 @@ class DiLoCo(Synchronization):
 
     Args:
         every: the number of steps between two exchanges of a fragment, or "auto"; see `LocalSGD`.
-        outer: a Keras optimizer, or a function that makes one; its gradient is D. None is SGD(0.7, momentum=0.9,
-            nesterov=True). Pass a function to `MultiWorkerMirroredStrategy`, which must be made before any variable.
+        outer: a Keras optimizer, or a function that makes one; its gradient is D. None is SGD(0.7, momentum=0.5,
+            nesterov=True); the authors' momentum of 0.9 needs hundreds of exchanges. Pass a function to
+            `MultiWorkerMirroredStrategy`, which must be made before any variable.
         fragments: the number of equal parts of the weights, which are exchanged at different steps, so that the network
             is used evenly. At most ``every``.
         delay: the number of steps between sending a fragment and applying what all have sent; training continues
             meanwhile. Less than ``every / fragments``.
-        keep: the fraction of its own weights that a worker keeps when it applies: w := keep w + (1 - keep) a.
+        keep: None lets a worker keep what it has learned while a fragment travelled: w := a + (w - sent), with its
+            weights w now and those that it sent. A fraction mixes: w := keep w + (1 - keep) a.
         wire: None sends D whole; "int8" and "int4" send 8 or 4 bits of each number and remember the rest (error
             feedback); or a codec of `tfdist.compression`. ``ErrorFeedback(codec=TopK(density=0.02))`` with an outer
             SGD without momentum is SparseLoCo: the memory of errors takes the place of the momentum.
@@ -216,7 +218,7 @@ class DiLoCo(Synchronization):
     outer: Any = None
     fragments: int = 1
     delay: int = 0
-    keep: float = 0.0
+    keep: float | None = field(default=None, metadata={"reads": float})
     wire: Any = field(default=None, metadata={"reads": str})
     inside: int = 1
 
@@ -227,7 +229,8 @@ class DiLoCo(Synchronization):
         most = None if known is None else (known - 1) // self.fragments
         hint = f"A fragment is applied before the next one is sent, of {self.fragments} in {self.every} steps."
         validation.integer("delay", self.delay, minimum=0, maximum=most, hint=hint)
-        validation.number("keep", self.keep, minimum=0, maximum=1)
+        if self.keep is not None:
+            validation.number("keep", self.keep, minimum=0, maximum=1)
         validation.integer("inside", self.inside, minimum=1)
 
     def _sent_after(self, fragment: int) -> int:

@@ -1,6 +1,8 @@
 """Meetings of workers: the exchange between two steps, and its effect on each worker's weights."""
 
 import functools
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,10 +69,27 @@ class Group:
 
 
 class Load(NamedTuple):
-    """The cost of a meeting for a worker: bytes that it sends, and seconds in which it encodes and decodes them."""
+    """The cost of a meeting for a worker.
+
+    Attributes:
+        wire_bytes: the bytes that it sends.
+        codec_seconds: the time in which it encodes and decodes them; the same on all workers.
+        stepping_seconds: the time in which it does nothing else: it reads its weights, and applies what has arrived.
+    """
 
     wire_bytes: float
     codec_seconds: float = 0.0
+    stepping_seconds: float = 0.0
+
+
+def median_seconds(function: Callable[[], None], times: int = 3) -> float:
+    """Return the median time of a few calls, after one that is not timed."""
+    taken = []
+    for _ in range(1 + times):
+        began = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])
 
 
 class Meeting:
@@ -119,8 +138,19 @@ class Meeting:
         return self._traced("total", lambda *given: self._group.traced.all_reduce(given, labels), *values)
 
     def load(self) -> Load:
-        """Return the cost of the largest meeting; all workers call this, and get the same."""
-        return Load(self._all_reduced_bytes(self._exchanged()))
+        """Return the cost of the largest meeting; all workers call this, and get the same bytes."""
+        exchanged = self._exchanged()
+        return Load(self._all_reduced_bytes(exchanged), stepping_seconds=self._write_seconds(exchanged))
+
+    def _write_seconds(self, variables: Sequence[keras.Variable]) -> float:
+        """Return the seconds in which numbers are read, multiplied by a share, and written; nothing changes."""
+
+        def write() -> None:
+            worker_weights.write(
+                variables, [value * tf.ones([], value.dtype) for value in worker_weights.read(variables)]
+            )
+
+        return median_seconds(write)
 
     def wait_for_step(self) -> None:
         """Return when the step that was started last has ended, also on a GPU."""

@@ -95,7 +95,9 @@ class Neighbours(Meeting):
         workers = self._group.traced.size
         table = meeting_schedules.mixing(self._schedule, workers, 0)
         neighbours = sum(bool(row[0]) for row in table[1:])
-        return Load(neighbours * worker_weights.bytes_of(self._exchanged()))
+        exchanged = self._exchanged()
+        wire_bytes = neighbours * worker_weights.bytes_of(exchanged)
+        return Load(wire_bytes, stepping_seconds=self._write_seconds(exchanged))
 
     def _meet(self, number: int) -> None:
         variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]

@@ -1,7 +1,7 @@
 """The meetings of `DiLoCo`: workers exchange changes of weights, and an outer optimizer makes one step from them."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -9,20 +9,36 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.keras import fused_updates
 from tfdist.compression import messages, registry
 from tfdist.compression.codec import Codec
 from tfdist.compression.codec_exchange import carried
 from tfdist.compression.codecs.quantized import QSGD
 from tfdist.compression.error_feedback import ERRORS, ErrorFeedback
 from tfdist.errors import ConfigError, ConfigTypeError
+<<<<<<< HEAD
 from tfdist.gradients.outer import worker_weights
 from tfdist.gradients.outer.meeting_schedules import DiLoCo, Event, Piece, divided
 from tfdist.gradients.outer.meetings import Group, Load, Meeting
+=======
+from tfdist.gradients.outer import fragments, worker_weights
+from tfdist.gradients.outer.meeting_schedules import DiLoCo, Event
+from tfdist.gradients.outer.meetings import Group, Load, Meeting, median_seconds
+>>>>>>> seldom
 from tfdist.gradients.outer.worker_weights import Outside
 from tfdist.gradients.reduction.codec_plan import agreed_costs
 
-# Small groups: the error of a number is less than the number itself, or a memory of errors would grow.
-_WIRES = {"int8": ErrorFeedback(codec=QSGD(bits=8)), "int4": ErrorFeedback(codec=QSGD(bits=4, group=32))}
+# Small groups: the error of a number is less than the number itself, or a memory of errors would grow. Levels of the
+# largest number: those of the Euclidean norm are as coarse as most of the numbers of a group, and would be noise.
+_WIRES = {
+    "int8": ErrorFeedback(codec=QSGD(bits=8, norm="largest")),
+    "int4": ErrorFeedback(codec=QSGD(bits=4, group=32, norm="largest")),
+}
+
+
+def _default_optimizer() -> keras.optimizers.Optimizer:
+    # With the papers' momentum of 0.9 an overshoot lasts for some twenty exchanges, which many trainings do not have.
+    return keras.optimizers.SGD(0.7, momentum=0.5, nesterov=True)
 
 
 def codec_of(wire: Any) -> Codec | None:
@@ -46,16 +62,15 @@ def codec_of(wire: Any) -> Codec | None:
 
 def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
     """Return a new optimizer for a fragment."""
-    if outer is None:
-        return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     made = outer if isinstance(outer, keras.optimizers.Optimizer) else outer() if callable(outer) else None
     if not isinstance(made, keras.optimizers.Optimizer):
         raise ConfigTypeError(
             f"outer is {validation.shown(outer)} ({type(outer).__name__}); it must be a Keras optimizer or a function "
-            "that makes one, such as lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True).",
+            "that makes one, such as lambda: keras.optimizers.SGD(0.7, momentum=0.5, nesterov=True).",
             name="outer",
             received=validation.shown(outer),
         )
+<<<<<<< HEAD
     return type(made).from_config(made.get_config())
 
 
@@ -63,6 +78,11 @@ def _numbers(value: tf.Tensor, piece: Piece) -> tf.Tensor:
     """Return the numbers of a piece of a variable with this value; whole variables, as most are, are not cut."""
     flat = tf.reshape(tf.cast(value, tf.float32), [-1])
     return flat if flat.shape[0] == piece.end - piece.begin else flat[piece.begin : piece.end]
+=======
+    new = type(made).from_config(made.get_config())
+    fused_updates.let_update_in_one_pass(new)
+    return new
+>>>>>>> seldom
 
 
 class _Fragment:
@@ -72,7 +92,7 @@ class _Fragment:
         self.number = number
         self.pieces = pieces
         self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype="float32", trainable=True)
-        self.optimizer = optimizer_of(schedule.outer)
+        self.optimizer = optimizer_of(_default_optimizer if schedule.outer is None else schedule.outer)
         self.optimizer.build([self.agreed])
         codec = codec_of(schedule.wire)
         states = [] if codec is None else codec.init(tf.TensorSpec(values.shape, tf.float32))
@@ -81,10 +101,40 @@ class _Fragment:
             keras.Variable(one.initial, name=f"memory_{number}_{i}", dtype=one.initial.dtype.name, trainable=False)
             for i, one in enumerate(states)
         ]
-        self.arrived: list[keras.Variable] = []
-        if schedule.delay:
-            zeros = tf.zeros_like(values)
-            self.arrived = [keras.Variable(zeros, name=f"arrived_{number}", dtype="float32", trainable=False)]
+
+    @property
+    def numbers(self) -> int:
+        return int(self.agreed.shape[0])
+
+
+class _Flight(NamedTuple):
+    """A fragment under way: its number, its exchange, and what this worker had changed when it was sent."""
+
+    fragment: int
+    exchange: Outside[list[tf.Tensor]]
+    own: tf.Tensor
+
+
+class _Landing:
+    """The variables that keep what has arrived for backups; one fragment at a time is under way, so all share them."""
+
+    def __init__(self, numbers: int, states: list[keras.Variable]) -> None:
+        def zeros(name: str, shape: Any) -> keras.Variable:
+            return keras.Variable(tf.zeros(shape), name=name, dtype="float32", trainable=False)
+
+        #: 1 plus the number of the fragment that was sent, or 0
+        self.awaited = keras.Variable(0, name="awaited_fragment", dtype="int64", trainable=False)
+        self.mean = zeros("arrived", [numbers])
+        self.own = zeros("sent", [numbers])
+        self.states = [zeros(f"arrived_state_{i}", one.shape) for i, one in enumerate(states)]
+
+    def store(self, flight: _Flight) -> None:
+        """Wait for a fragment, and keep it."""
+        mean, *states = flight.exchange.result()
+        for variable, values in ((self.mean, mean), (self.own, flight.own)):
+            variable.assign(tf.pad(values, [[0, variable.shape[0] - values.shape[0]]]))
+        for variable, value in zip(self.states, states, strict=False):  # none travel with most fragments
+            variable.assign(value)
 
 
 class OuterSteps(Meeting):
@@ -97,8 +147,8 @@ class OuterSteps(Meeting):
         self._schedule = schedule
         self._codec = codec_of(schedule.wire)
         self._fragments: list[_Fragment] = []
-        self._flight: tuple[int, Outside[list[tf.Tensor]]] | None = None
-        self._awaited: keras.Variable | None = None  # 1 plus the number of the fragment that was sent, or 0
+        self._flight: _Flight | None = None
+        self._landing: _Landing | None = None  # with a delay
 
     def make(self) -> None:
         """Make the agreed values from the current weights."""
@@ -115,30 +165,29 @@ class OuterSteps(Meeting):
         self._fragments = [
             _Fragment(number, one, self._values(one), self._schedule) for number, one in enumerate(pieces)
         ]
-        self._awaited = keras.Variable(0, name="awaited_fragment", dtype="int64", trainable=False)
-        if self._schedule.delay:  # those of states travel with the last fragment
+        if self._schedule.delay:
             states = worker_weights.states_of(self._model)
-            self._fragments[-1].arrived += [
-                keras.Variable(tf.zeros(one.shape), name=f"arrived_state_{i}", dtype="float32", trainable=False)
-                for i, one in enumerate(states)
-            ]
+            self._landing = _Landing(max(one.numbers for one in self._fragments), states)
 
     def begin(self) -> None:
         """Agree on the model's weights; exchanges that are under way are discarded."""
         self.settle()
         for one in self._fragments:
             one.agreed.assign(self._values(one.pieces))
-        if self._awaited is not None:
-            self._awaited.assign(0)
+        if self._landing is not None:
+            self._landing.awaited.assign(0)
 
     def memory(self) -> list[ShardedState]:
         """Return the agreed values, the outer optimizers, and the codec's memory."""
-        own = [variable for one in self._fragments for variable in (one.agreed, *one.optimizer.variables, *one.arrived)]
-        own += [] if self._awaited is None else [self._awaited]
+        own = [variable for one in self._fragments for variable in (one.agreed, *one.optimizer.variables)]
+        landing = self._landing
+        own += [] if landing is None else [landing.awaited, landing.mean, *landing.states]
+        sent = [] if landing is None else [landing.own]
         pairs = [pair for one in self._fragments for pair in zip(one.memory, one.rules, strict=True)]
         kept = [variable for variable, rule in pairs if rule != "sum"]
         return [
             ShardedState("the weights that workers agreed on", [*own, *kept], rule="keep", axis="worker"),
+            ShardedState("the changes that workers have sent", sent, rule="mean", axis="worker"),
             ShardedState(ERRORS, [variable for variable, rule in pairs if rule == "sum"], rule="sum", axis="worker"),
         ]
 
@@ -146,29 +195,37 @@ class OuterSteps(Meeting):
         """Exchange a fragment, send it, or apply the one that has arrived."""
         one = self._fragments[event.fragment]
         if event.kind == "apply":
-            self.settle()
-            assert self._awaited is not None
-            if int(self._awaited.numpy()) == event.fragment + 1:  # else another training had sent it
-                self._apply(one, [variable.value for variable in one.arrived])
-                self._awaited.assign(0)
+            self._land(one)
             return
         delta = one.agreed - self._values(one.pieces)
         states = worker_weights.read(worker_weights.states_of(self._model)) if self._is_last(one) else []
         exchange = functools.partial(self._sent, one, delta, states)
         if event.kind == "meet":
-            self._apply(one, exchange())
+            self._apply(one, exchange(), None)
             return
-        assert self._awaited is not None
-        self._awaited.assign(event.fragment + 1)
-        self._flight = event.fragment, Outside(exchange)
+        assert self._landing is not None
+        self._landing.awaited.assign(event.fragment + 1)
+        self._flight = _Flight(event.fragment, Outside(exchange), delta)
+
+    def _land(self, one: _Fragment) -> None:
+        """Apply a fragment that was sent, unless another training had sent it."""
+        landing, flight = self._landing, self._flight
+        assert landing is not None
+        if flight is not None and flight.fragment == one.number:
+            self._flight = None
+            self._apply(one, flight.exchange.result(), flight.own)
+        elif int(landing.awaited.numpy()) == one.number + 1:
+            states = landing.states if self._is_last(one) else []
+            mean, own, *kept = (tf.convert_to_tensor(each.value) for each in (landing.mean, landing.own, *states))
+            self._apply(one, [mean[: one.numbers], *kept], own[: one.numbers])
+        landing.awaited.assign(0)
 
     def settle(self) -> None:
         """Wait for the fragment that is under way."""
-        if self._flight is not None:
-            number, flight = self._flight
-            self._flight = None
-            for variable, value in zip(self._fragments[number].arrived, flight.result(), strict=True):
-                variable.assign(value)
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            assert self._landing is not None
+            self._landing.store(flight)
 
     def known(self) -> list[tf.Tensor] | None:
         """Return the weights on which workers agreed last."""
@@ -176,7 +233,7 @@ class OuterSteps(Meeting):
             return None
         parts: dict[int, list[tf.Tensor]] = {}
         for one in self._fragments:
-            for piece, values in zip(one.pieces, self._apart(one, one.agreed.value), strict=True):
+            for piece, values in zip(one.pieces, _apart(one.pieces, one.agreed.value), strict=True):
                 parts.setdefault(piece.variable, []).append(values)
         weights = worker_weights.weights_of(self._model)
         return [tf.reshape(tf.concat(parts[number], axis=0), one.shape) for number, one in enumerate(weights)]
@@ -185,12 +242,26 @@ class OuterSteps(Meeting):
         """Return the cost of the last fragment: no other is larger, and states travel with it."""
         one, workers = self._fragments[-1], self._group.size
         states = self._all_reduced_bytes(worker_weights.states_of(self._model))
+        stepping = self._stepping_seconds(one)
         if self._codec is None:
-            return Load(self._all_reduced_bytes([one.agreed]) + states)
-        numbers = int(tf.TensorShape(one.agreed.shape).num_elements())
+            return Load(self._all_reduced_bytes([one.agreed]) + states, stepping_seconds=stepping)
         (cost,) = agreed_costs(self._group.traced.collective, [self._codec])
-        sent = self._codec.wire_bytes(tf.TensorSpec([numbers], tf.float32), workers)
-        return Load(sent + states, cost.seconds + cost.seconds_per_element * numbers)
+        sent = self._codec.wire_bytes(tf.TensorSpec([one.numbers], tf.float32), workers)
+        return Load(sent + states, cost.seconds + cost.seconds_per_element * one.numbers, stepping)
+
+    def _stepping_seconds(self, one: _Fragment) -> float:
+        """Return the seconds that a fragment takes from steps, by one that changes nothing."""
+        values = self._values(one.pieces)
+        states = worker_weights.read(worker_weights.states_of(self._model))
+        tried = _Fragment(one.number, one.pieces, values, self._schedule)
+
+        def meet() -> None:
+            delta = tried.agreed - self._values(one.pieces)
+            self._apply(tried, [delta, *states], delta)
+
+        seconds = median_seconds(meet)
+        self._write(one.pieces, values)  # an outer optimizer may have decayed them
+        return seconds
 
     def _is_last(self, one: _Fragment) -> bool:
         return one.number == self._schedule.fragments - 1
@@ -198,11 +269,14 @@ class OuterSteps(Meeting):
     def _values(self, pieces: list[Piece]) -> tf.Tensor:
         """Return the current numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
-        values = worker_weights.read([weights[piece.variable] for piece in pieces])
-        return tf.concat([_numbers(value, piece) for value, piece in zip(values, pieces, strict=True)], axis=0)
+        parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end) for piece in pieces]
+        return tf.concat(parts, axis=0)
 
-    def _apart(self, one: _Fragment, values: tf.Tensor) -> list[tf.Tensor]:
-        return tf.split(values, [piece.end - piece.begin for piece in one.pieces])
+    def _write(self, pieces: list[fragments.Piece], values: tf.Tensor) -> None:
+        """Assign the numbers of a fragment."""
+        weights = worker_weights.weights_of(self._model)
+        for piece, part in zip(pieces, _apart(pieces, values), strict=True):
+            worker_weights.write_part(weights[piece.variable], piece.begin, part)
 
     def _sent(self, one: _Fragment, delta: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
         """Exchange a fragment, in a graph shared by all fragments of its size, and store the codec's memory."""
@@ -231,20 +305,24 @@ class OuterSteps(Meeting):
 
         return [*self._group.exchanged([delta], ["fragment"], exchange), *means], kept
 
-    def _apply(self, one: _Fragment, arrived: list[tf.Tensor]) -> None:
-        """Make the outer step eagerly: to trace a graph for each fragment takes longer than hundreds of calls."""
+    def _apply(self, one: _Fragment, arrived: list[tf.Tensor], own: tf.Tensor | None) -> None:
+        """Make the outer step eagerly: to trace a graph for each fragment takes longer than hundreds of calls.
+
+        ``own`` is what this worker had sent, the former agreed weights minus its own, if steps went on meanwhile.
+        """
         delta, *states = arrived
+        keep = self._schedule.keep
+        before = tf.convert_to_tensor(one.agreed.value)
         one.optimizer.apply([delta], [one.agreed])
-        weights = worker_weights.weights_of(self._model)
-        kept = self._schedule.keep
-        for piece, new in zip(one.pieces, self._apart(one, tf.convert_to_tensor(one.agreed.value)), strict=True):
-            variable = weights[piece.variable]
-            if kept:
-                new = kept * _numbers(worker_weights.read([variable])[0], piece) + (1 - kept) * new
-            if piece.end - piece.begin < (size := int(tf.TensorShape(variable.shape).num_elements())):
-                flat = tf.reshape(tf.cast(worker_weights.read([variable])[0], tf.float32), [-1])
-                before, _, behind = tf.split(flat, [piece.begin, piece.end - piece.begin, size - piece.end])
-                new = tf.concat([before, new, behind], axis=0)
-            worker_weights.write([variable], [tf.reshape(new, variable.shape)])
+        agreed = tf.convert_to_tensor(one.agreed.value)
+        if own is not None and keep is None:  # small numbers are added up first, so weights are rounded once
+            self._write(one.pieces, self._values(one.pieces) + (agreed - before + own))
+        else:
+            self._write(one.pieces, keep * self._values(one.pieces) + (1 - keep) * agreed if keep else agreed)
         if states:
             worker_weights.write(worker_weights.states_of(self._model), states)
+
+
+def _apart(pieces: list[fragments.Piece], values: tf.Tensor) -> list[tf.Tensor]:
+    """Return the numbers of each piece of a fragment."""
+    return tf.split(values, [piece.end - piece.begin for piece in pieces])

@@ -4,6 +4,7 @@ A worker's replicas have equal copies, so the first one is read and all are writ
 own. No strategy is in scope there, so variables are plain ones, and work under way does not delay training.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.gradients.outer import fragments
 
 T = TypeVar("T")
 
@@ -86,3 +88,46 @@ def write(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> N
     for variable, value in zip(variables, values, strict=True):
         for copy in tf_strategies.copies(keras_variables.value_of(variable)):
             copy.assign(tf.cast(value, copy.dtype))
+
+
+def read_part(variable: keras.Variable, begin: int, end: int) -> tf.Tensor:
+    """Return the numbers from `begin` up to `end` of the flattened variable, in float32.
+
+    Drop them before the next step: while they exist, an update of the variable may first copy it.
+    """
+    flat = tf.reshape(read([variable])[0], [-1])
+    return tf.cast(flat if (begin, end) == (0, flat.shape[0]) else flat[begin:end], tf.float32)
+
+
+def write_part(variable: keras.Variable, begin: int, values: tf.Tensor) -> None:
+    """Assign numbers from `begin` on of the flattened variable, in all copies; the others are not touched."""
+    shape = [int(one) for one in variable.shape]
+    boxes = fragments.boxes(shape, begin, begin + int(values.shape[0]))
+    parts = tf.split(values, [math.prod(one.stop - one.start for one in box) for box in boxes])
+    for copy in tf_strategies.copies(keras_variables.value_of(variable)):
+        new = [
+            tf.cast(tf.reshape(part, [one.stop - one.start for one in box]), copy.dtype)
+            for part, box in zip(parts, boxes, strict=True)
+        ]
+        if shape:
+            _assign_boxes(copy, boxes, new)
+        else:
+            copy.assign(new[0])
+
+
+def _assign_boxes(variable: tf.Variable, boxes: Sequence[tuple[slice, ...]], values: Sequence[tf.Tensor]) -> None:
+    """Assign boxes of a variable where they lie: `variable[box].assign` reads it first, and then has to copy it.
+
+    Values that somebody has read stay as they were, because the ops copy the variable if there are such. They also let
+    later reads copy, which each step would then do with its weights; that is turned off again.
+    """
+    for box, value in zip(boxes, values, strict=True):
+        begins, ends = [one.start for one in box], [one.stop for one in box]
+        if len(box) > 1 and value.shape[1:] == variable.shape[1:]:  # whole rows, thirty times as fast
+            rows = tf.range(begins[0], ends[0])
+            tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=value)
+            continue
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=variable.handle, begin=begins, end=ends, strides=[1] * len(box), value=value
+        )
+    tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
