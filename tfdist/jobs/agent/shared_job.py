@@ -53,6 +53,7 @@ class Standby:
         self._reserve: Reserve | None = None
         self._events = _Relay()
         self._tried = False
+        self._goes_on = False  # before it was taken
 
     def tend(self, workers: int, plan: Callable[[], tuple[Sequence[WorkerSpec], StatusChannel]]) -> None:
         """Start the reserve once until workers step anew: its script may end early. End it with its first worker."""
@@ -82,14 +83,28 @@ class Standby:
         channel, count = self._reserve.channel, len(self._reserve.specs)
         return all(channel.read(worker).activity is Activity.RESERVE for worker in range(count))
 
+    def go_on(self, workers: int) -> None:
+        """Let the reserve go on, if it has this many live workers; `take` and `admit` follow.
+
+        It restores the state while the agent still cleans up after its predecessors.
+        """
+        if (reserve := self._fitting(workers)) is not None:
+            self._goes_on = True
+            reserve.channel.take_over()
+
     def take(self, workers: int) -> Reserve | None:
         """Hand the reserve over to the caller, if it has this many live workers."""
         self._tried = False
+        reserve = self._fitting(workers)
+        if reserve is None:
+            self.close()
+        self._reserve = None
+        return reserve
+
+    def _fitting(self, workers: int) -> Reserve | None:
         reserve = self._reserve
         if reserve is None or self._events.kept or reserve.group.ended() or len(reserve.specs) != workers:
-            self.close()
             return None
-        self._reserve = None
         return reserve
 
     def admit(self, reserve: Reserve, events: Events) -> None:
@@ -98,7 +113,9 @@ class Standby:
         self._events = _Relay()
         if reserve.group.pump is not None:
             reserve.group.pump.release()
-        reserve.channel.take_over()
+        if not self._goes_on:
+            reserve.channel.take_over()
+        self._goes_on = False
 
     def close(self) -> None:
         """End the reserve; its output is not shown."""
@@ -106,7 +123,7 @@ class Standby:
             self._reserve.held.close()
             for spec in self._reserve.specs:
                 spec.error_file.unlink(missing_ok=True)
-        self._reserve, self._events = None, _Relay()
+        self._reserve, self._events, self._goes_on = None, _Relay(), False
 
     def _start(self, specs: Sequence[WorkerSpec], channel: StatusChannel) -> None:
         with contextlib.ExitStack() as stack:
