@@ -56,7 +56,6 @@ from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.roles import tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
-from tfdist.jobs.remote.remote_placement import RemotePlacement, Reserving
 from tfdist.jobs.supervision.supervise import Decision, History, after_failure, decide, decide_restart, next_size
 from tfdist.jobs.supervision.supervisor_state import Event, Next, Received, State, first_state, shown
 from tfdist.processes import shared_memory
@@ -185,6 +184,9 @@ def _run(
         preparing: Factory = factory
         key = job_key.drawn()
         if config.remote is not None:
+            # a job on this machine starts without what reaches others
+            from tfdist.jobs.remote.remote_placement import RemotePlacement, Reserving
+
             key = config.remote.key or key
             LAUNCHERS[config.remote.launcher].require(config.remote.shell)
             elsewhere = stack.enter_context(

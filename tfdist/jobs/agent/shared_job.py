@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tfdist.cluster import job_key
 from tfdist.cluster.job_files import progress_file, steps_folder
@@ -26,12 +26,14 @@ from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import roles_of, tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
-from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.jobs.supervision.supervise import History
 from tfdist.jobs.supervision.supervisor_state import Event, Rules
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import StatusTable
 from tfdist.processes.job_resources import Guard
+
+if TYPE_CHECKING:
+    from tfdist.jobs.remote.remote_placement import RemotePlacement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +229,9 @@ class Job:
         specs = [specs_at[site][index] for index, site in enumerate(sites)]
         reporting = next(role for role in roles_of(config) if role.runs_script)
         workers, chief = reporting.count, not reporting.in_step
-        if isinstance(self.placement, RemotePlacement):
-            hosts = [host for host, _ in places]
-            channel: StatusChannel = self.placement.status(starts, hosts, workers=workers, chief=chief, reserve=reserve)
+        if config.remote is not None:
+            hosts, elsewhere = [host for host, _ in places], cast("RemotePlacement", self.placement)
+            channel: StatusChannel = elsewhere.status(starts, hosts, workers=workers, chief=chief, reserve=reserve)
         else:
             channel = StatusTable(progress_file(self.guard.memory, starts), workers, reserve=reserve, chief=chief)
         # error files of remote workers are copied here
