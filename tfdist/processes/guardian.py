@@ -11,8 +11,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
+from tfdist.processes import process_table
 from tfdist.variables import JOB_ID, JOB_PART
 
 DEADLINE_SECONDS = 30.0
@@ -61,19 +62,17 @@ def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
     """Return the processes in one of the sessions or with the job's id, except this one."""
     import os
 
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-            if alive and (os.getsid(process.pid) in sessions or _has_id(process.environ(), job_id)):
-                found.append(process.pid)
-    return found
+    own = os.getpid()
+    return [
+        one.pid
+        for one in process_table.processes()
+        if one.pid != own and not one.is_zombie and (one.session in sessions or _has_id(one.pid, job_id))
+    ]
 
 
-def _has_id(environ: Mapping[str, str], job_id: str) -> bool:
+def _has_id(pid: int, job_id: str) -> bool:
     """Return whether a process belongs to the job, or to the part of a job on this host."""
+    environ = process_table.environment(pid)
     return job_id in (JOB_ID.read(environ), JOB_PART.read(environ))
 
 

@@ -28,9 +28,12 @@ void check_all_reduce(Transport& transport, const Members& members, DType dtype,
   }
 }
 
-// Numbers whose sums depend on the order: what counts is that all members, and two runs, have the same.
+// Numbers whose sums depend on the order: what counts is that all members, and two runs, have the same; and that all
+// algorithms between which a measurement chooses have the same.
 void check_same_bits(int count_of_members) {
   constexpr std::size_t kCount = 10007;
+  const std::vector<Algorithm> chosen_from = {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kTwoShotAround};
+  std::vector<float> in_rank_order;
   for (const Algorithm algorithm : kAlgorithms) {
     std::vector<std::vector<float>> results(2 * static_cast<std::size_t>(count_of_members));
     for (int run_number = 0; run_number < 2; ++run_number) {
@@ -45,6 +48,9 @@ void check_same_bits(int count_of_members) {
       });
     }
     for (const auto& result : results) require(same(result, results[0]), "all members and all runs have the same bits");
+    if (std::find(chosen_from.begin(), chosen_from.end(), algorithm) == chosen_from.end()) continue;
+    if (in_rank_order.empty()) in_rank_order = results[0];
+    require(same(results[0], in_rank_order), "a measured choice does not change a bit");
   }
 }
 

@@ -19,7 +19,8 @@ namespace tfdist::collectives::checks {
 
 inline const std::string kKey = "0123456789abcdef";
 inline const std::vector<Algorithm> kAlgorithms = {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kRing,
-                                                   Algorithm::kHalvingDoubling, Algorithm::kDoubleTree};
+                                                   Algorithm::kHalvingDoubling, Algorithm::kDoubleTree,
+                                                   Algorithm::kTwoShotAround};
 inline std::atomic<int> wrong{0};
 
 inline void require(bool is_right, const std::string& what) {

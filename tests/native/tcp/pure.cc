@@ -119,8 +119,11 @@ void check_choice() {
     require(choose(64, 2, line) == Algorithm::kOneShot, "a few bytes travel once");
     require(choose(1 << 30, 7, line) == Algorithm::kRing, "many bytes go around a ring");
     require(choose_in_rank_order(64, 2, line) == Algorithm::kOneShot, "a few bytes travel once");
-    require(choose_in_rank_order(1 << 30, 7, line) == Algorithm::kTwoShot, "many bytes are added up in parts");
+    require(choose_in_rank_order(1 << 30, 2, line) == Algorithm::kTwoShot, "many bytes are added up in parts");
+    require(choose_in_rank_order(1 << 30, 64, line) == Algorithm::kTwoShot, "the way around many members is long");
   }
+  require(choose_in_rank_order(1 << 30, 7, slow) == Algorithm::kTwoShotAround, "sums go around where lines are slow");
+  require(choose_in_rank_order(1 << 30, 7, fast) == Algorithm::kTwoShot, "sums go to all at once where they are fast");
   require(choose(256 << 10, 64, {5e-3, 1.25e9}) == Algorithm::kTwoShot, "latency counts where lines are long");
 }
 

@@ -56,7 +56,6 @@ from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.roles import tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
-from tfdist.jobs.remote.remote_placement import RemotePlacement, Reserving
 from tfdist.jobs.supervision.supervise import Decision, History, after_failure, decide, decide_restart, next_size
 from tfdist.jobs.supervision.supervisor_state import Event, Next, Received, State, first_state, shown
 from tfdist.processes import shared_memory
@@ -185,6 +184,9 @@ def _run(
         preparing: Factory = factory
         key = job_key.drawn()
         if config.remote is not None:
+            # a job on this machine starts without what reaches others
+            from tfdist.jobs.remote.remote_placement import RemotePlacement, Reserving
+
             key = config.remote.key or key
             LAUNCHERS[config.remote.launcher].require(config.remote.shell)
             elsewhere = stack.enter_context(
@@ -286,7 +288,6 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
         if received is not None:
             job.say(f"{signal.Signals(received).name}: the job is not started again")
             return Outcome.interrupted(received), ended.give_up
-        job.factory.wait(at_a_signal(job.events))
         before = ended.before
 
 
@@ -298,6 +299,7 @@ def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGr
             job.standby.admit(reserve, job.events)
             yield reserve.channel, reserve.group
         return
+    job.factory.wait(at_a_signal(job.events))
     # a single worker has the terminal for itself, except for known noise
     single = job.config.range[1] == 1 and not job.config.parameter_servers
     alone = single and not job.config.standby and job.out.lends and job.config.remote is None
@@ -340,7 +342,11 @@ def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before)
     decision = decide_restart(state, history, same_failures=same_failures, min_workers=rules.min_workers)
     again = decision is Decision.RESTART
     give_up = at_a_signal(job.events) if again else impatience(state.received, job.events)
-    group.finish(grace_seconds=0.0 if attempt.killed or again else rules.grace_seconds, give_up=give_up)
+    group.end_leftovers(grace_seconds=0.0 if attempt.killed or again else rules.grace_seconds)
+    size = next_size(state) if rules.in_step else before.size
+    if again and job.config.remote is None and unseen_signal(job.events, keep=True) is None:
+        job.standby.go_on(size)  # what the agent still has to do need not come first
+    group.finish(give_up=give_up)
     if cause is not None:
         why_not = why_not_again(attempt, rules, decision, history)
         job.reporter.failed(cause, begun=job.begun, again=again, why_not=why_not)
@@ -351,7 +357,7 @@ def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before)
     following = Before(
         history=replace(history, starts=history.starts + 1),
         replaced=state.replaced,
-        size=next_size(state) if rules.in_step else before.size,
+        size=size,
     )
     outcome = outcome_of(attempt, rules, failures, decision)
     return _Ended(outcome=outcome, decision=decision, before=following, give_up=give_up)

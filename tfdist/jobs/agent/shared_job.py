@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tfdist.cluster import job_key
 from tfdist.cluster.job_files import progress_file, steps_folder
@@ -26,12 +26,14 @@ from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import roles_of, tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
-from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.jobs.supervision.supervise import History
 from tfdist.jobs.supervision.supervisor_state import Event, Rules
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import StatusTable
 from tfdist.processes.job_resources import Guard
+
+if TYPE_CHECKING:
+    from tfdist.jobs.remote.remote_placement import RemotePlacement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class Standby:
         self._reserve: Reserve | None = None
         self._events = _Relay()
         self._tried = False
+        self._goes_on = False  # before it was taken
 
     def tend(self, workers: int, plan: Callable[[], tuple[Sequence[WorkerSpec], StatusChannel]]) -> None:
         """Start the reserve once until workers step anew: its script may end early. End it with its first worker."""
@@ -82,14 +85,28 @@ class Standby:
         channel, count = self._reserve.channel, len(self._reserve.specs)
         return all(channel.read(worker).activity is Activity.RESERVE for worker in range(count))
 
+    def go_on(self, workers: int) -> None:
+        """Let the reserve go on, if it has this many live workers; `take` and `admit` follow.
+
+        It restores the state while the agent still cleans up after its predecessors.
+        """
+        if (reserve := self._fitting(workers)) is not None:
+            self._goes_on = True
+            reserve.channel.take_over()
+
     def take(self, workers: int) -> Reserve | None:
         """Hand the reserve over to the caller, if it has this many live workers."""
         self._tried = False
+        reserve = self._fitting(workers)
+        if reserve is None:
+            self.close()
+        self._reserve = None
+        return reserve
+
+    def _fitting(self, workers: int) -> Reserve | None:
         reserve = self._reserve
         if reserve is None or self._events.kept or reserve.group.ended() or len(reserve.specs) != workers:
-            self.close()
             return None
-        self._reserve = None
         return reserve
 
     def admit(self, reserve: Reserve, events: Events) -> None:
@@ -98,7 +115,9 @@ class Standby:
         self._events = _Relay()
         if reserve.group.pump is not None:
             reserve.group.pump.release()
-        reserve.channel.take_over()
+        if not self._goes_on:
+            reserve.channel.take_over()
+        self._goes_on = False
 
     def close(self) -> None:
         """End the reserve; its output is not shown."""
@@ -106,7 +125,7 @@ class Standby:
             self._reserve.held.close()
             for spec in self._reserve.specs:
                 spec.error_file.unlink(missing_ok=True)
-        self._reserve, self._events = None, _Relay()
+        self._reserve, self._events, self._goes_on = None, _Relay(), False
 
     def _start(self, specs: Sequence[WorkerSpec], channel: StatusChannel) -> None:
         with contextlib.ExitStack() as stack:
@@ -210,9 +229,9 @@ class Job:
         specs = [specs_at[site][index] for index, site in enumerate(sites)]
         reporting = next(role for role in roles_of(config) if role.runs_script)
         workers, chief = reporting.count, not reporting.in_step
-        if isinstance(self.placement, RemotePlacement):
-            hosts = [host for host, _ in places]
-            channel: StatusChannel = self.placement.status(starts, hosts, workers=workers, chief=chief, reserve=reserve)
+        if config.remote is not None:
+            hosts, elsewhere = [host for host, _ in places], cast("RemotePlacement", self.placement)
+            channel: StatusChannel = elsewhere.status(starts, hosts, workers=workers, chief=chief, reserve=reserve)
         else:
             channel = StatusTable(progress_file(self.guard.memory, starts), workers, reserve=reserve, chief=chief)
         # error files of remote workers are copied here

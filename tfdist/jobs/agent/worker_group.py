@@ -124,11 +124,14 @@ class WorkerGroup:
         elif isinstance(action, Start):
             self.start(action.worker)
 
-    def finish(self, *, grace_seconds: float, give_up: Callable[[], bool]) -> None:
-        """End what the ended processes left running, and write their remaining output."""
+    def end_leftovers(self, *, grace_seconds: float) -> None:
+        """End what the ended processes left running."""
         left = self._placement.end_leftovers(self.members, grace_seconds=grace_seconds)
         if left and self._verbose:
             announce(self._out, f"ended {left} more processes that the workers had started")
+
+    def finish(self, *, give_up: Callable[[], bool]) -> None:
+        """Write the remaining output of the ended processes."""
         if self.pump is not None:
             self.pump.finish(give_up=give_up)
 

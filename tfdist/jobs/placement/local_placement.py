@@ -30,7 +30,7 @@ from tfdist.jobs.plan import worker_spec
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.process.script_worker import END_NOTE
 from tfdist.monitor.stacks.stack_requests import native_lines
-from tfdist.processes import guardian
+from tfdist.processes import guardian, process_table
 from tfdist.processes.job_resources import Guard
 from tfdist.variables import ERROR_FILE
 
@@ -363,14 +363,12 @@ class LocalPlacement:
 
 def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
     """Collect ended processes that became children of this one when a fork server lost their parent."""
-    import psutil  # when a job ends: an agent that starts has no time for it
-
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ChildProcessError):
-            pid = process.pid
-            is_theirs = pid not in sessions and (pid in pids or os.getsid(pid) in sessions)
-            if is_theirs and process.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(pid, os.WNOHANG)
+    own = os.getpid()
+    for one in process_table.processes():
+        is_theirs = one.pid not in sessions and (one.pid in pids or one.session in sessions)
+        if one.parent == own and is_theirs and one.is_zombie:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(one.pid, os.WNOHANG)
 
 
 def free_addresses(count: int, host: str = LOOPBACK, *, but: Collection[str] = ()) -> list[tuple[str, int]]:

@@ -46,6 +46,8 @@ inline double all_reduce_seconds(Algorithm algorithm, std::size_t bytes, int mem
       return 2 * (n - 1) * hop + over_the_line(2 * size * (n - 1) / n);
     case Algorithm::kHalvingDoubling:
       return 2 * (rounds + beyond) * hop + over_the_line(2 * size * (core - 1) / core + beyond * 2 * size);
+    case Algorithm::kTwoShotAround:
+      return line.latency_seconds + (n - 1) * (kMessageSeconds + hop) + over_the_line(2 * size * (n - 1) / n);
     case Algorithm::kDoubleTree:
       return 2 * levels * hop + over_the_line(2 * size);
   }
@@ -72,8 +74,17 @@ inline Algorithm choose(std::size_t bytes, int members, const Line& line) {
 // memory; above this size that is not asked for, however long messages seem to take where processors are busy.
 constexpr std::size_t kLargestOneShot = std::size_t{1} << 20;
 
+// Two shots have n - 1 connections share a line twice, which they do unevenly, and the last one counts. On a slow line
+// the second shot goes around a ring, where each line has one connection. On a fast line, or with many members, the way
+// around takes longer than it saves.
+constexpr double kSlowLine = 40e6;  // bytes per second
+constexpr int kMostAround = 8;      // members
+
 inline Algorithm choose_in_rank_order(std::size_t bytes, int members, const Line& line) {
-  if (bytes > kLargestOneShot) return Algorithm::kTwoShot;
+  if (bytes > kLargestOneShot) {
+    const bool around = members > 2 && members <= kMostAround && line.bytes_per_second < kSlowLine;
+    return around ? Algorithm::kTwoShotAround : Algorithm::kTwoShot;
+  }
   const double one_shot = all_reduce_seconds(Algorithm::kOneShot, bytes, members, line);
   const double two_shot = all_reduce_seconds(Algorithm::kTwoShot, bytes, members, line);
   return one_shot < two_shot ? Algorithm::kOneShot : Algorithm::kTwoShot;

@@ -142,12 +142,14 @@ Plan all_reduce_plan(Algorithm algorithm, int mine, int members, std::size_t cou
       gather_at_once(plan, mine, parts, 1);
       break;
     case Algorithm::kRing:
-      if (rounds) {
-        scatter_and_combine(plan, mine, parts, 0);
-        gather_around(plan, mine, parts, 1, 0);
-      } else {
+      if (!rounds) {
         ring(plan, mine, parts);
+        break;
       }
+      [[fallthrough]];
+    case Algorithm::kTwoShotAround:
+      scatter_and_combine(plan, mine, parts, 0);
+      gather_around(plan, mine, parts, 1, 0);
       break;
     case Algorithm::kHalvingDoubling:
       halving_doubling(plan, mine, members, count);

@@ -20,6 +20,7 @@ enum class Algorithm : std::uint8_t {
   kRing,             // 2 S (n - 1) / n, 2 (n - 1): parts around a ring, in pieces
   kHalvingDoubling,  // 2 S (n - 1) / n, 2 log2 n; members beyond a power of two send 2 S more, in 2 messages
   kDoubleTree,       // 2 S, 4 log2 n: up and down two trees, half of the elements in each, in pieces
+  kTwoShotAround,    // 2 S (n - 1) / n, n: the first of two shots, and the sums around a ring, in pieces; has no name
 };
 
 enum class Action : std::uint8_t {

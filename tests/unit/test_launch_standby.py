@@ -1,0 +1,92 @@
+"""Workers in reserve: when they are told to go on, and when they are given up."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfdist.cluster import TaskId
+from tfdist.jobs.agent.shared_job import Standby
+from tfdist.jobs.output.output_forwarder import screen
+from tfdist.jobs.placement.local_placement import LocalPlacement
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.monitor.status import StatusTable
+from tfdist.processes.job_resources import guarded
+
+WORKERS = 2
+
+
+class Counting(StatusTable):
+    """A status table that counts how often its workers are told to go on."""
+
+    told = 0
+
+    def take_over(self) -> None:
+        self.told += 1
+        super().take_over()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[tuple[Standby, Counting]]:
+    """A reserve of two processes that sleep, and their table."""
+    tables: list[Counting] = []
+
+    def plan() -> tuple[Sequence[WorkerSpec], Any]:
+        tables.append(Counting(tmp_path / "table", WORKERS, reserve=True))
+        tasks = [TaskId(type="worker", index=index) for index in range(WORKERS)]
+        specs = [
+            WorkerSpec(index=task.index, task=task, argv=("sleep", "1000"), error_file=tmp_path / f"{task.index}.json")
+            for task in tasks
+        ]
+        return specs, tables[-1]
+
+    factory: Any = SimpleNamespace(waiting=WORKERS)
+    with guarded("standby-of-a-test", parent=tmp_path) as guard:
+        standby = Standby(LocalPlacement(guard), screen([]), factory, verbose=False)
+        with contextlib.closing(standby):
+            standby.tend(WORKERS, plan)
+            yield standby, tables[0]
+
+
+def test_it_goes_on_before_it_is_taken_and_is_told_once(made: tuple[Standby, Counting]) -> None:
+    standby, table = made
+    standby.go_on(WORKERS)
+    assert table.told == 1
+    reserve = standby.take(WORKERS)
+    assert reserve is not None
+    with reserve.held:
+        standby.admit(reserve, SimpleQueue())
+        assert table.told == 1
+
+
+def test_it_is_told_when_it_is_admitted_if_not_before(made: tuple[Standby, Counting]) -> None:
+    standby, table = made
+    reserve = standby.take(WORKERS)
+    assert reserve is not None
+    assert table.told == 0
+    with reserve.held:
+        standby.admit(reserve, SimpleQueue())
+        assert table.told == 1
+
+
+def test_one_of_another_size_does_not_go_on(made: tuple[Standby, Counting]) -> None:
+    standby, table = made
+    standby.go_on(WORKERS + 1)
+    assert table.told == 0
+    assert standby.take(WORKERS + 1) is None
+    assert standby.take(WORKERS) is None  # it was ended
+
+
+def test_one_that_has_lost_a_worker_does_not_go_on(made: tuple[Standby, Counting]) -> None:
+    standby, table = made
+    reserve = standby._reserve
+    assert reserve is not None
+    reserve.group.members[1].signal(9)
+    assert reserve.group.members[1].wait(60) == -9
+    standby.go_on(WORKERS)
+    assert table.told == 0
+    assert standby.take(WORKERS) is None
