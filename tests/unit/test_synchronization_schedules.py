@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.outer import meeting_schedules
-<<<<<<< HEAD
-=======
 from tfdist.gradients.outer.fragments import boxes, divided
->>>>>>> seldom
 from tfdist.gradients.outer.meeting_schedules import (
     DiLoCo,
     ElasticAveraging,
@@ -22,7 +19,6 @@ from tfdist.gradients.outer.meeting_schedules import (
     LocalSGD,
     PostLocalSGD,
     Synchronization,
-    divided,
     mixing,
     rounds,
 )

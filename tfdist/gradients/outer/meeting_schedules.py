@@ -9,7 +9,7 @@ Example:
     ((), (Event(kind='meet', fragment=0),), 5)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -352,40 +352,6 @@ def mixing(schedule: Gossip, workers: int, number: int) -> tuple[tuple[float, ..
 def rounds(schedule: Gossip, workers: int) -> int:
     """Return the number of meetings after which the neighbours repeat."""
     return max(1, (workers - 1).bit_length()) if schedule.topology == "exponential" else 1
-
-
-class Piece(NamedTuple):
-    """The numbers from `begin` up to `end` of one variable, flattened."""
-
-    variable: int
-    begin: int
-    end: int
-
-
-def divided(sizes: Sequence[int], count: int) -> list[list[Piece]]:
-    """Return the pieces of each of ``count`` fragments of weights, equal in size, in the order of the variables.
-
-    Example:
-        >>> divided([4, 2], 2)
-        [[Piece(variable=0, begin=0, end=3)], [Piece(variable=0, begin=3, end=4), Piece(variable=1, begin=0, end=2)]]
-    """
-    total = sum(sizes)
-    edges = [total * number // count for number in range(count + 1)]
-    found: list[list[Piece]] = [[] for _ in range(count)]
-    first = 0
-    for variable, size in enumerate(sizes):
-        for fragment in range(count):
-            begin, end = max(first, edges[fragment]), min(first + size, edges[fragment + 1])
-            if begin < end:
-                found[fragment].append(Piece(variable, begin - first, end - first))
-        first += size
-    return found
-
-
-#: the schedules by the names that the command line takes
-SCHEDULES: dict[str, type[Synchronization]] = {
-    one.name: one for one in (LocalSGD, PostLocalSGD, DiLoCo, ElasticAveraging, Gossip)
-}
 
 
 def terms_of(schedule: Synchronization) -> str:

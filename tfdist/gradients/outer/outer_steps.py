@@ -16,15 +16,9 @@ from tfdist.compression.codec_exchange import carried
 from tfdist.compression.codecs.quantized import QSGD
 from tfdist.compression.error_feedback import ERRORS, ErrorFeedback
 from tfdist.errors import ConfigError, ConfigTypeError
-<<<<<<< HEAD
-from tfdist.gradients.outer import worker_weights
-from tfdist.gradients.outer.meeting_schedules import DiLoCo, Event, Piece, divided
-from tfdist.gradients.outer.meetings import Group, Load, Meeting
-=======
 from tfdist.gradients.outer import fragments, worker_weights
 from tfdist.gradients.outer.meeting_schedules import DiLoCo, Event
 from tfdist.gradients.outer.meetings import Group, Load, Meeting, median_seconds
->>>>>>> seldom
 from tfdist.gradients.outer.worker_weights import Outside
 from tfdist.gradients.reduction.codec_plan import agreed_costs
 
@@ -70,25 +64,15 @@ def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
             name="outer",
             received=validation.shown(outer),
         )
-<<<<<<< HEAD
-    return type(made).from_config(made.get_config())
-
-
-def _numbers(value: tf.Tensor, piece: Piece) -> tf.Tensor:
-    """Return the numbers of a piece of a variable with this value; whole variables, as most are, are not cut."""
-    flat = tf.reshape(tf.cast(value, tf.float32), [-1])
-    return flat if flat.shape[0] == piece.end - piece.begin else flat[piece.begin : piece.end]
-=======
     new = type(made).from_config(made.get_config())
     fused_updates.let_update_in_one_pass(new)
     return new
->>>>>>> seldom
 
 
 class _Fragment:
     """A part of the weights: the values agreed on last, the outer optimizer, and the codec's memory."""
 
-    def __init__(self, number: int, pieces: list[Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
+    def __init__(self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
         self.number = number
         self.pieces = pieces
         self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype="float32", trainable=True)
@@ -154,7 +138,7 @@ class OuterSteps(Meeting):
         """Make the agreed values from the current weights."""
         weights = worker_weights.weights_of(self._model)
         sizes = [int(tf.TensorShape(one.shape).num_elements()) for one in weights]
-        pieces = divided(sizes, self._schedule.fragments)
+        pieces = fragments.divided(sizes, self._schedule.fragments)
         if not all(pieces):
             raise ConfigError(
                 f"fragments is {self._schedule.fragments}, and the model has {sum(sizes)} weights to train. Ask for "
@@ -266,7 +250,7 @@ class OuterSteps(Meeting):
     def _is_last(self, one: _Fragment) -> bool:
         return one.number == self._schedule.fragments - 1
 
-    def _values(self, pieces: list[Piece]) -> tf.Tensor:
+    def _values(self, pieces: list[fragments.Piece]) -> tf.Tensor:
         """Return the current numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
         parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end) for piece in pieces]
