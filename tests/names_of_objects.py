@@ -96,10 +96,11 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each(" ".join(ATTENTION), attention),
         **each("_moments _reduction_axes", layer),
         "_embeddings": embedding,
-        **each("_kernel _seed_generators", lambda: model().layers[0]),
+        **each("_kernel _metrics _seed_generators", lambda: model().layers[0]),
     },
     "keras/loss.py": {
         "_flat_losses": lambda: model()._compile_loss,
+        "_fn_kwargs": lambda: keras.losses.CosineSimilarity(axis=0),
         "_keras_logits": lambda: keras.activations.softmax(tf.zeros([1, 2])),
     },
     "keras/metric_weights.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),

@@ -23,6 +23,8 @@ RIGHT = (
     "tversky of Keras",
     "a loss with a mask",
     "a loss that compares",
+    "a similarity over rows",
+    "a layer of ones own",
     "metrics",
 )
 
@@ -50,7 +52,7 @@ def test_what_depends_on_the_whole_batch_is_that_of_one_device(pool: WorkerPool,
     assert call(pool, "differences", name=name) == {"wrong": {}, "said": [], "unequal": []}
 
 
-@pytest.mark.parametrize("name", ["queue/kept", "wrapping/kept", "balances"])
+@pytest.mark.parametrize("name", ["queue/kept", "wrapping/kept", "balances", "deviation", "over_rows", "mean", "peak"])
 def test_what_cannot_be_right_is_said_once_by_the_user_s_name(pool: WorkerPool, name: str) -> None:
     (sentence,) = call(pool, "sentences", name=name)
     assert name in sentence

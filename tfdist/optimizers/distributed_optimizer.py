@@ -157,11 +157,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         """Make the variables of the inner optimizer, the loss scale, the counters, and the sums of micro-batches."""
         if self.built:
             return
-        if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
-            raise UnsupportedError(
-                "a variable is overwritten by its gradient (float8), and DistributedOptimizer only updates by "
-                "gradients. Train such layers with a plain Keras optimizer."
-            )
+        reducer.require_gradients(variables, "DistributedOptimizer only updates by gradients")
         _require_own_strategy()
         super().build(variables)
         keras_optimizer.override(self.inner_optimizer)  # its gradients are reduced already

@@ -28,6 +28,7 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.parallel import mesh_axes
 from tfdist.parallel.compute import sequence_parallel
 from tfdist.parallel.mesh_axes import Axes
+from tfdist.parallel.pipeline import whole_batches
 from tfdist.parallel.pipeline.division import Division, has_named
 from tfdist.parallel.pipeline.slots import StageSlots
 from tfdist.parallel.pipeline.stage import Pipe, StageStep
@@ -343,7 +344,9 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
             return
         told = self.loss_reduction != "detect"
         each = self._schedule(self._microbatches).updates_each
-        whole = None if each else division.needs_whole_batch(losses_are_told=told)
+        whole = (
+            None if each else division.needs_whole_batch(losses_are_told=told) or whole_batches.comparing_call(division)
+        )
         self._told_of_statistics = bool(found) or whole is not None
         if self._workers.is_chief and whole is not None:
             step_clock().warn(

@@ -159,6 +159,47 @@ class Adds(keras.layers.Layer):
         return inputs
 
 
+class Deviation(keras.layers.Layer):
+    """Adds the deviation of a batch to each of its rows, as discriminators do."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + ops.mean(ops.std(inputs, axis=0))
+
+
+class Peak(keras.layers.Layer):
+    """Gives a metric of its own the largest number of a batch, which is no sum over examples."""
+
+    def build(self, shape: Any) -> None:
+        self.peak = keras.metrics.Mean(name="peak")
+
+    def call(self, inputs: Any) -> Any:
+        self.peak.update_state(ops.max(inputs))
+        return inputs
+
+
+class Attention(keras.layers.Layer):
+    """A layer of the user's that computes each row by itself, with layers of Keras and draws inside."""
+
+    def build(self, shape: Any) -> None:
+        self.attends = keras.layers.MultiHeadAttention(1, 2, dropout=0.0)
+        self.norm = keras.layers.LayerNormalization()
+
+    def call(self, inputs: Any) -> Any:
+        steps = ops.reshape(inputs, (-1, 2, 2))
+        return ops.reshape(self.norm(self.attends(steps, steps) + steps), (-1, 4))
+
+
+def _centred(**options: Any) -> keras.Model:
+    """Return a functional model that takes the mean of its rows by an operation."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(4)(inputs)
+    outputs = keras.layers.Dense(3)(hidden - ops.mean(hidden, axis=0, keepdims=True))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.05), "mse", **options)
+    return model
+
+
 class Comparing(keras.losses.Loss):
     """A loss with a value for each example that is compared with the batch."""
 
@@ -208,6 +249,11 @@ class LargestError(F1):
 
 def _dice(y: Any, p: Any) -> Any:
     return 1 - 2 * ops.sum(y * p) / (ops.sum(y) + ops.sum(p) + 1e-3)
+
+
+def _centred_error(y: Any, p: Any) -> Any:
+    """Return a value for each example that is compared with the batch."""
+    return ops.mean(ops.abs(p - ops.mean(p, axis=0)), axis=-1)
 
 
 def _masked(y: Any, p: Any) -> Any:
@@ -263,8 +309,10 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "tversky of Keras": lambda **options: _built(loss=keras.losses.Tversky(alpha=0.3, beta=0.7), **options),
     "a loss with a mask": lambda **options: _built(loss=_masked, **options),
     "a loss that compares": lambda **options: _built(loss=Comparing(), **options),
+    "a similarity over rows": lambda **options: _built(loss=keras.losses.CosineSimilarity(axis=0), **options),
+    "a layer of ones own": lambda **options: _built(Attention(), **options),
     "metrics": lambda **options: _built(
-        metrics=[_dice, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")], **options
+        metrics=[_dice, _centred_error, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")], **options
     ),
 }
 #: what cannot be right, and is said by the name that the user gave
@@ -272,6 +320,10 @@ SAID: dict[str, Callable[..., keras.Model]] = {
     "queue/kept": lambda **options: _built(Queue(name="queue"), **options),
     "wrapping/kept": lambda **options: _built(Wrapping(name="wrapping"), **options),
     "balances": lambda **options: _built(Adds(_balance, name="balances"), **options),
+    "deviation": lambda **options: _built(Deviation(name="deviation"), **options),
+    "over_rows": lambda **options: _built(keras.layers.Softmax(axis=0, name="over_rows"), **options),
+    "mean": _centred,
+    "peak": lambda **options: _built(Peak(), **options),
 }
 
 

@@ -4,7 +4,7 @@ Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reducti
 but not meant to be replaced; `Embedding._embeddings`, `Dense._kernel` and `EinsumDense._kernel`, since the public ones
 may unpack quantized values; `_compute_attention`, `_query_dense`, `_key_dense`, `_value_dense`, `_gate_dense`,
 `_output_dense`, `_dropout_layer` and `_dot_product_equation` of both attention layers (`keras/src/layers/attention/`);
-`Layer._seed_generators`.
+`Layer._seed_generators` and `Layer._metrics`.
 """
 
 import contextlib
@@ -55,6 +55,31 @@ def may_add_losses(layer: keras.layers.Layer) -> bool:
     if regularizer is not None and type(regularizer) not in own:
         return True
     return "add_loss" in _names_in(layer.__class__)
+
+
+def has_metrics(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer of the user's has metrics, which count what it gives them."""
+    return not _is_keras(type(layer)) and not isinstance(layer, keras.Model) and bool(layer._metrics)
+
+
+def comparing_rows(layers: Iterable[keras.layers.Layer]) -> list[str]:
+    """Return the names of layers and operations that may compute with other rows than an output's own.
+
+    Keras' layers keep rows apart, except for batch normalization, which does not count: its statistics are known to be
+    of a replica or of all.
+    """
+    return [name for layer in layers for name in _comparing_rows(layer)]
+
+
+def _comparing_rows(layer: keras.layers.Layer) -> list[str]:
+    operations = getattr(layer, "operations", None) or ()  # those of a functional model are not all layers
+    found = [one.name for one in operations if not isinstance(one, keras.layers.Layer)]
+    axis = getattr(layer, "axis", None)
+    is_over_rows = 0 in (axis if isinstance(axis, (list, tuple)) else (axis,))
+    call = getattr(type(layer), "call", None)
+    if is_over_rows or isinstance(layer, keras.layers.Lambda) or not _is_keras(call):
+        found.append(layer.name)
+    return found
 
 
 @functools.cache

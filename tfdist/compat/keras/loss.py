@@ -2,7 +2,8 @@
 
 Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` reduces by what its own replica saw,
 so its parts are recomputed with its helpers `get_keras_mask`, `apply_mask` and `squeeze_or_expand_to_same_rank`;
-`_keras_logits` of a softmax; `CompileLoss._flat_losses`, what `compile` received.
+`_keras_logits` of a softmax; `LossFunctionWrapper._fn_kwargs`, which has the axis of a cosine similarity;
+`CompileLoss._flat_losses`, what `compile` received.
 """
 
 import functools
@@ -45,9 +46,12 @@ def compares_examples(loss: Any) -> bool:
     """Return whether a loss of Keras combines several examples of a batch in one value."""
     if isinstance(loss, keras.losses.Circle):
         return True
+    axes = getattr(loss, "axis", None) if hasattr(loss, "axis") else getattr(loss, "_fn_kwargs", {}).get("axis")
+    axes = [axes] if isinstance(axes, int) else axes
     if isinstance(loss, (keras.losses.Dice, keras.losses.Tversky)):
-        axes = [loss.axis] if isinstance(loss.axis, int) else loss.axis
         return axes is None or any(axis <= 0 for axis in axes)  # one that counts from the end may be the first
+    if axes is not None and 0 in axes:  # of cosine similarity, or of crossentropy: classes are never on the first axis
+        return True
     return getattr(loss, "fn", loss) in (keras.losses.dice, keras.losses.tversky, keras.losses.circle)
 
 

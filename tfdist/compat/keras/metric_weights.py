@@ -18,12 +18,12 @@ from tfdist.compat import planted
 
 
 class Weigh(Protocol):
-    """A rule for a lone number that a metric is given."""
+    """A rule for what a metric is given: a lone number, or rows of the values of a function of the user's."""
 
     def __call__(
         self, metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return a metric's number, made by `compute` of `given`, and its weight; None outside a step."""
+        """Return a metric's values, made by `compute` of `given`, and their weight; None for none."""
 
 
 def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
@@ -112,8 +112,12 @@ def _update_mean(metric: Mean, weigh: Weigh, values: Any, sample_weight: Any = N
 def _update_wrapper(metric: Any, weigh: Weigh, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
     mask = get_keras_mask(y_pred)
     compute = functools.partial(metric._fn, **metric._fn_kwargs)
-    values = compute(y_true, y_pred)
+    values = tf.convert_to_tensor(compute(y_true, y_pred))
     sample_weight = apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
+    if values.shape.rank != 0 and is_of_users(metric):  # which may compare rows
+        how = {"compute": compute, "given": (y_true, y_pred)} if sample_weight is None else {}
+        values, weight = weigh(metric, values, **how)
+        sample_weight = sample_weight if weight is None else weight
     _update_mean(metric, functools.partial(weigh, compute=compute, given=(y_true, y_pred)), values, sample_weight)
 
 

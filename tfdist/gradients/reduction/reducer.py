@@ -24,6 +24,7 @@ from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import relative_paths
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, replica_sums
 from tfdist.monitor.recording import graph_stamps
 from tfdist.monitor.recording.rows import Column
@@ -213,6 +214,22 @@ def _only_adds(optimizer: keras.optimizers.Optimizer) -> bool:
     kind = type(optimizer)
     known = (keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
     return kind in known or ReducesItself in kind.__bases__  # a subclass may do anything
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Return whether the "gradient" of a variable is its next value, as that of a scale of float8 is."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def require_gradients(variables: Sequence[Any], because: str) -> None:
+    """Raise `UnsupportedError` if a variable is overwritten by its gradient."""
+    for variable in variables:
+        if is_overwritten(variable):
+            raise UnsupportedError(
+                f"the variable {variable.path!r} is overwritten by its gradient (float8), and {because}. Train such "
+                "layers with a plain Keras optimizer, under a strategy such as mirrored, multi-worker or ring.",
+                name=variable.path,
+            )
 
 
 def in_their_places(reduced: Sequence[Gradient], count: int) -> list[Any]:

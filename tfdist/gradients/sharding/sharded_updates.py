@@ -12,7 +12,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
-from tfdist.gradients.reduction import norms
+from tfdist.gradients.reduction import norms, reducer
 from tfdist.gradients.sharding import shard_exchange, slot_saving
 from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, Stretch, balanced
 
@@ -120,7 +120,7 @@ class Updates:
             [Stretch(shape, rank, size) for shape in shapes] if self.divides else [*balanced(shapes, rank, size)]
         )
         for place, variable in enumerate(variables):
-            if getattr(variable, "overwrite_with_gradient", False):
+            if reducer.is_overwritten(variable):
                 parts[place] = Everywhere(shapes[place])
         keys = [sharded_optimizer.key_of(self._optimizer, variable) for variable in variables]
         self._parts = dict(zip(keys, parts, strict=True))

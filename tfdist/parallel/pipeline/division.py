@@ -139,6 +139,8 @@ class Division:
         self.graph = graph_of(model)
         flat = nested_models.flattened(self.graph)
         self.calls, self.outputs = flat.calls, flat.outputs
+        #: what compares rows of a batch, see `whole_batches.comparing_call`; None until it is looked for
+        self.comparing: str | None = None
         self.parts = parts
         beginnings = beginnings_of(model, self.calls, parts, stages)
         #: the names of the layers that begin the parts 2, 3, ...

@@ -17,7 +17,7 @@ from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
-from tfdist.gradients.reduction import replica_sums
+from tfdist.gradients.reduction import reducer, replica_sums
 from tfdist.parallel.pipeline import micro_batch_updates as updates
 from tfdist.parallel.pipeline import stage_run, whole_batches
 from tfdist.parallel.pipeline.division import Division
@@ -143,7 +143,12 @@ class StageStep:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
             self._comparing = whole_batches.comparing_losses(self._model, self._division.graph, y)
         told = self._loss_reduction != "detect"
-        return bool(self._comparing) or self._division.needs_whole_batch(losses_are_told=told) is not None
+        whole = self._division.needs_whole_batch(losses_are_told=told)
+        return self._compares_rows() or bool(self._comparing) or whole is not None
+
+    def _compares_rows(self) -> bool:
+        whole_batches.require_rows_apart(self._division, self._pipe.replicas)
+        return bool(whole_batches.comparing_call(self._division))
 
     def _updates(self, schedule: Schedule) -> updates.Updates | None:
         if not schedule.updates_each:
@@ -181,7 +186,8 @@ class StageStep:
 
     def predict(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the model's results on every stage."""
-        microbatches = self._microbatches(data, global_rows, training=False)
+        most = 1 if self._compares_rows() else None
+        microbatches = self._microbatches(data, global_rows, training=False, most=most)
         with stage_run.local(self._model):
             found = self._run("predict", microbatches, training=False).predict(
                 self._forwards(len(microbatches)), with_loss=False
@@ -299,6 +305,7 @@ class StageStep:
     def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
         """Trace a stage's passes; return their results here, and the facts that all stages must know."""
         generators, trained = self._generators(), self._model.trainable_weights
+        reducer.require_gradients(trained, "a pipeline adds up the gradients of micro-batches")
         mine, found = [0] * (len(trained) + len(generators) + 1), None
         try:
             found = passes()

@@ -5,7 +5,8 @@ last micro-batch is computed. These divisors depend only on targets, weights, an
 follows from the input. So the last stage computes them first.
 
 A user's loss may compare examples, and no stage has the whole batch and the loss at the first micro-batch. So every
-process tries each such loss on the same small random data, with the same result. Metrics are given the rows of all
+process tries each such loss on the same small random data, with the same result, and likewise each layer of the user's,
+which may compare examples. Metrics are given the rows of all
 replicas, and states of which several replicas have parts are refused.
 """
 
@@ -16,12 +17,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, keras_variables, metric_weights
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights, stateless_scope
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
+from tfdist.training.checks import row_mixing
 from tfdist.training.replica import current_step, judging
 from tfdist.training.replica.judging import Rules
 
@@ -91,6 +93,49 @@ def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
         ]
 
 
+def comparing_call(division: Division) -> str:
+    """Return a layer or an operation that compares the rows of a batch, as a sentence's subject; "" if none does."""
+    if division.comparing is None:
+        name = next((call.name for call in division.calls if _compares_rows(call)), None)
+        told = f"the layer {name!r}, which computes with other rows of a batch than an output's own,"
+        division.comparing = "" if name is None else told
+    return division.comparing
+
+
+def _compares_rows(call: graphs.Call) -> bool:
+    """Return whether a call's results for rows differ if other rows are left out; weights are random, as elsewhere."""
+    layers = keras_trainer.layers(call.operation) if isinstance(call.operation, keras.layers.Layer) else []
+    if layers and not layer_methods.comparing_rows(layers):
+        return False
+    random = np.random.default_rng(0)
+    taken = [_like(tensor, random) for tensor in call.takes]
+    has_rows = [bool(tensor.shape) and tensor.shape[0] is None for tensor in call.takes]
+    weights = [variable for layer in layers for variable in layer.variables if variable.dtype.startswith("float")]
+    numbers = [(one, random.uniform(0.1, 0.9, one.shape)) for one in weights]
+
+    def outputs(*given: tf.Tensor) -> list[Any]:
+        values = [(one, tf.constant(value, one.dtype)) for one, value in numbers]
+        scope = stateless_scope.Updates(values, initialize_variables=False)
+        with scope, layer_methods.without_chance(layers):
+            return call.compute({id(tensor): one for tensor, one in zip(call.takes, given, strict=True)}, training=True)
+
+    try:
+        with tf.init_scope():
+            specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in call.takes]
+            traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
+            if not row_mixing.can_compare(traced):
+                return False
+            bounds = ((0, _ROWS), (0, 2), (2, _ROWS))
+            given = [
+                [one[begin:end] if cut else one for one, cut in zip(taken, has_rows, strict=True)]
+                for begin, end in bounds
+            ]
+            runs = [[np.asarray(one) for one in traced(*map(tf.constant, some))] for some in given]
+    except Exception:  # noqa: BLE001 - the user's code, on numbers that it is not written for: a step will tell
+        return False
+    return any(row_mixing.differ(each, _TOLERANCE) for each in zip(*runs, strict=True))
+
+
 def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
     """Return rules by which a user's metrics are given the rows of all replicas of the last stage."""
     if replicas == 1:
@@ -111,6 +156,16 @@ def require_known_states(model: keras.Model, changed: Sequence[keras.Variable], 
                 "each stage: whether their states are added up, averaged or neither, no stage can try. Train with one "
                 "replica of each stage (data=1), or under another strategy."
             )
+
+
+def require_rows_apart(division: Division, replicas: int) -> None:
+    """Raise if a layer compares rows of which several replicas have parts."""
+    if (comparing := comparing_call(division)) and replicas > 1:
+        raise UnsupportedError(
+            f"the model has {comparing} and there are {replicas} replicas of each stage, with rows of their own. Train "
+            "with one replica of each stage (data=1), or let layers use what each example has by itself, as "
+            "keras.layers.LayerNormalization does."
+        )
 
 
 def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:

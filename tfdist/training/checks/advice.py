@@ -10,7 +10,7 @@ WHY = "something in its step is neither a mean over the examples of a batch nor 
 
 _TOLD = {
     "gradient": "the loss of which {model}.train_step takes the gradients of {name}",
-    "layers": "what a layer of yours makes of a batch, by the gradients of {name},",
+    "gradients of layers": "what a layer of yours makes of a batch, by the gradients of {name},",
     "loss": "the loss {name!r}",
     "values": "the loss {name!r}, which compares examples of a batch,",
     "added": "the loss that the layer {name!r} adds",
@@ -24,6 +24,11 @@ _OF_LOSSES = (
     'reduction="mean_with_sample_weight" divides by its sum), or gather what the loss needs of the whole batch '
     '(tf.distribute.get_replica_context().all_gather). strategy.loss_reduction = "mean" says that it is meant so.'
 )
+_OF_LAYERS = (
+    "Let layers use what each example has by itself, as keras.layers.LayerNormalization does, statistics of the "
+    "whole batch by keras.layers.BatchNormalization(synchronized=True), or what they gather "
+    "(tf.distribute.get_replica_context().all_gather)."
+)
 _WAYS = {
     "gradient": _OF_LOSSES,
     "loss": _OF_LOSSES,
@@ -32,11 +37,7 @@ _WAYS = {
         "Let the layer add a mean or a sum over examples, or gather what the loss needs of the whole batch "
         "(tf.distribute.get_replica_context().all_gather)."
     ),
-    "layers": (
-        "Let layers use what each example has by itself, as keras.layers.LayerNormalization does, statistics of the "
-        "whole batch by keras.layers.BatchNormalization(synchronized=True), or what they gather "
-        "(tf.distribute.get_replica_context().all_gather)."
-    ),
+    "gradients of layers": _OF_LAYERS,
     "number": "Count in a keras.Metric of your own whose variables are sums over examples, and divide in its result().",
     "metric": "Keep sums over examples in its variables, and divide in result().",
     "log": "Log a mean or a sum over examples, or the result of a metric.",
@@ -45,7 +46,7 @@ _WAYS = {
         "(tf.distribute.get_replica_context().all_gather)."
     ),
 }
-_OF_WEIGHTS = ("gradient", "layers")
+_OF_SEVERAL = ("gradient", "layers", "gradients of layers")
 _SHOWN = 3
 
 # by the type of an operation; the first that is found
@@ -69,7 +70,12 @@ def of(kind: str, name: str, model: Any) -> str:
     """Return the sentence about a value or a state that replicas cannot combine."""
     paths = name.split(", ")
     shown = ", ".join(map(repr, paths[:_SHOWN])) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
-    told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_WEIGHTS else name)
+    if kind == "layers":
+        return (
+            f"{'one of ' * (len(paths) > 1)}{shown} (model {model.name!r}) computes with other rows of a batch than an "
+            f"output's own. Each replica has its own rows alone, so this is not what one device computes. {_OF_LAYERS}"
+        )
+    told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_SEVERAL else name)
     return (
         f"{told} (model {model.name!r}) is neither a mean over the examples of a batch nor their sum. Each "
         "replica computes it of its own examples, and these are averaged by their number, which is not what one "

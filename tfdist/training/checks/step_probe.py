@@ -22,7 +22,7 @@ from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, m
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training.checks import advice, kept_verdicts, trial_key, tried_step
+from tfdist.training.checks import advice, kept_verdicts, row_mixing, trial_key, tried_step
 from tfdist.training.checks.code_fingerprint import OpaqueError
 from tfdist.training.checks.kept_verdicts import Shelf, Tried
 from tfdist.training.checks.tried_step import Assignment, Key, Run, TriedStep
@@ -153,6 +153,7 @@ class Probe:
         self._training = training
         self._gathers = gathers and not model.jit_compile
         self._done = False
+        self._is_sure = True  # whether the step has a result that nothing declares; else rows may be mixed
         #: how what replicas make is put together
         self.rules = Rules()
         #: what is said of what cannot be put together
@@ -172,7 +173,9 @@ class Probe:
         if settled == "sum":
             kind = "gradient" if keras_trainer.has_own_train_step(self._model) else "loss"
             self.rules = Rules({(kind, number): "sum" for number in range(_MANY)})
-        self._done = self._replicas == 1 or not self._has_unknown(settled)
+        self._is_sure = self._has_unknown(settled)
+        may_differ = self._is_sure or (settled == "detect" and bool(row_mixing.suspects(self._model)))
+        self._done = self._replicas == 1 or not may_differ
         return not self._done
 
     def _has_unknown(self, settled: str) -> bool:
@@ -180,7 +183,8 @@ class Probe:
         model = self._model
         if settled == "detect" and keras_trainer.reduces_by_itself(model, self._user_step):
             return True
-        if any(layer_methods.may_add_losses(layer) for layer in keras_trainer.layers(model)):
+        layers = keras_trainer.layers(model)
+        if any(layer_methods.may_add_losses(one) or layer_methods.has_metrics(one) for one in layers):
             return True
         if any(metric_weights.is_of_users(metric) for metric in keras_trainer.metrics(model)):
             return True
@@ -200,6 +204,8 @@ class Probe:
         self._done = True
         step_clock().enter(Phase.TRACE)
         is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in self._model.weights)
+        if not self._is_sure and not self._mixes_rows(slices, is_cut):
+            return True
         shelf = Shelf()
         key = self._key(slices, is_cut) if shelf.is_open else None
         known = self._known(shelf, key)
@@ -248,10 +254,7 @@ class Probe:
         found: Found = {}
         names: dict[Key, str] = {}
         why = None
-        wanted = _ROWS
-        if is_cut:  # every run needs all workers, so all try as many rows
-            wanted = min(wanted, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
-        if (data := tried_step.some_of(slices, wanted)) is not None:
+        if (data := self._few(slices, is_cut)) is not None:
             try:
                 try:
                     found, names = self._try(data, is_cut)
@@ -264,6 +267,28 @@ class Probe:
         if why is not None and self._workers.is_chief:
             step_clock().warn(advice.untried(self._model, why))
         return Tried(agreed, names, self._uses)
+
+    def _few(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Any:
+        """Return the rows to try; None if there are none."""
+        wanted = _ROWS
+        if is_cut:  # every run needs all workers, so all try as many rows
+            wanted = min(wanted, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
+        return tried_step.some_of(slices, wanted)
+
+    def _mixes_rows(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> bool:
+        """Return whether layers mix the rows of some worker's data; also if that could not be tried."""
+        mixes = False
+        if (data := self._few(slices, is_cut)) is not None and int(batch_rows.rows_of(data)) > 1:
+            in_16_bits = keras_trainer.computes_in_16_bits(self._model)
+            tolerance = _IN_16_BITS if in_16_bits else _OF_NUMBERS
+            how = row_mixing.Pass(training=self._training, tolerance=tolerance, meets=is_cut)
+            try:
+                mixes = row_mixing.mixes(self._model, self._strategy, data, how)
+            except Exception as error:  # noqa: BLE001 - the user's code, on fewer rows than it is written for
+                tried_step.made_variables(self._strategy)
+                _log.debug("tfdist: whether %r mixes rows could not be tried: %s", self._model.name, error)
+                mixes = True
+        return bool(self._workers.gather([int(mixes)]).max())
 
     def warn(self) -> None:
         """Warn once about each result that cannot be combined."""
@@ -287,8 +312,9 @@ class Probe:
                 self.neither.append(self._uses[key])
             elif rule.verdict == "neither" and not (key[0] == "log" and of_losses):
                 is_of_keras = key[0] == "gradient" and not keras_trainer.has_own_train_step(self._model)
-                kind = "layers" if is_of_keras else key[0]
-                self.neither.append(advice.of(kind, names.get(key, ""), self._model))
+                suspects = row_mixing.suspects(self._model) if is_of_keras else []
+                kind = "layers" if suspects else "gradients of layers" if is_of_keras else key[0]
+                self.neither.append(advice.of(kind, ", ".join(suspects) or names.get(key, ""), self._model))
         states = {key[1]: rule for key, rule in agreed.items() if key[0] == "state"} if self._training else {}
         paths = [variable.path for variable in keras_variables.states(self._model)]
         unknown = [paths[number] for number, rule in states.items() if rule.verdict == "neither"]

@@ -192,6 +192,7 @@ class ToChief:
         if self._graph is not None and self._graph is not tf.compat.v1.get_default_graph():
             raise _in_a_function_of_its_own(optimizer)
         variables = list(variables) if variables is not None else keras_optimizer.known_variables(optimizer)
+        reducer.require_gradients(variables, "parameter servers add up what comes from workers")
         # the chief reads what lies on the servers in the order of the variables
         given = sorted(reducer.present(gradients, variables, optimizer), key=lambda one: one.index)
         there = [variables[one.index] for one in given]

@@ -135,17 +135,24 @@ def adapt(model: keras.Model) -> None:
 def _weighed(
     metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Return a number of this replica's examples and its weight in the mean over all; None outside of a step.
+    """Return values of this replica's examples and their weight in the mean over all; None outside of a step.
 
-    A sum over examples is divided by this replica's share of them.
+    A number that is a sum over examples is divided by this replica's share of them. Rows count for themselves, unless
+    they compare examples.
     """
     current = current_step.current()
     if current is None:
         return value, None
     can_gather = compute is not None and across.can_gather(given)
-    rule = current.rule_of("number", value, name=metric.name, can_gather=can_gather)
+    has_rows = value.shape.rank != 0
+    number = tf.reduce_sum(tf.cast(value, tf.float32)) if has_rows else value
+    rule = current.rule_of("number", number, name=metric.name, can_gather=can_gather)
     if rule == "whole" and compute is not None and can_gather:
         value = tf.convert_to_tensor(compute(*across.gathered(given, current, what=f"the metric {metric.name!r}")))
+        if has_rows:  # Keras would count rows with one weight as one
+            return value, tf.fill(tf.shape(value)[:1], current.share)
+    elif has_rows:
+        return value, None
     if rule == "sum":
         value = tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype))
     return value, current.share

@@ -29,6 +29,11 @@ _OF_A_TABLE = (
     "count as rows of examples. Where they are not (positions, the distinct words of a batch, a sparse input, "
     "strategy.whole_inputs), {} makes another update than on one device. Leave run_eagerly=True out."
 )
+_OF_FLOAT8 = (
+    "{!r} trains layers in float8 in a step of your own. Their scales follow the gradients of each replica's own loss, "
+    "which are larger than those of the whole batch, so numbers are rounded unlike on one device. Override "
+    "compute_loss in place of train_step."
+)
 
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
@@ -121,12 +126,32 @@ def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
 
 def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
     if not isinstance(optimizer, reducer.ReducesItself):
-        gradients = reducer.present(grads, variables, optimizer)
+        known = keras_optimizer.known_variables(optimizer) if variables is None else variables
+        direct = [i for i, variable in enumerate(known) if reducer.is_overwritten(variable)]
+        sums = [None if i in direct else gradient for i, gradient in enumerate(grads)]
+        gradients = reducer.present(sums, variables, optimizer)
         weighted = reducer.weighted(gradients, weight(optimizer, gradients))
         over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
         scale = functools.partial(loss_scale.variable_of, optimizer)
-        grads = reducer.in_their_places(reduced(optimizer, weighted, variables, over_replicas, scale), len(grads))
+        arrived = reducer.in_their_places(reduced(optimizer, weighted, variables, over_replicas, scale), len(grads))
+        for i, value in _largest(optimizer, {i: grads[i] for i in direct if grads[i] is not None}).items():
+            arrived[i] = value
+        grads = arrived
     type(optimizer).apply(optimizer, grads, variables)
+
+
+def _largest(optimizer: Any, values: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+    """Return the largest values of all replicas, of "gradients" that Keras assigns to variables as they are.
+
+    They are the scales and the latest maxima of float8, of which Keras itself keeps the larger of two micro-batches.
+    """
+    if not values or tf_strategies.replicas_here() == 1:
+        return values
+    current = current_step.current()
+    if current is None or id(optimizer) not in current.weighted:
+        step_clock().warn(_OF_FLOAT8.format(optimizer.name))
+    stacks = replica_sums.gathered_from_replicas(list(values.values()), f"values that {optimizer.name} assigns")
+    return {i: tf.reduce_max(stack, axis=0) for i, stack in zip(values, stacks, strict=True)}
 
 
 def reduced(

@@ -83,3 +83,18 @@ def loss_scale_bad_last_replica_accumulating(ctx: Context) -> Outcome:
     x, y = regression(4 * BATCH)
     x[2 * BATCH - 1, 0] = np.inf
     return _scaled(ctx, x, y, inner=lambda: sgd(gradient_accumulation_steps=2))
+
+
+@feature(tolerance=_FLOAT16, may_refuse=True)
+def float8(ctx: Context) -> Outcome:
+    """Layers quantized to float8, which keep the largest inputs, weights and gradients of the latest batches."""
+    model = compiled(ctx, _in_float8, lambda: sgd(learning_rate=0.02), metrics=["mae"])
+    return trained(ctx, model, *regression(EVEN - 3))
+
+
+def _in_float8() -> Any:
+    model = deep()
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dense):
+            layer.quantize("float8")
+    return model

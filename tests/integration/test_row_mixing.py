@@ -1,0 +1,115 @@
+"""Layers and operations that compute with other rows than an output's own, as `row_mixing` and pipelines find them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tfdist.parallel.pipeline import whole_batches
+from tfdist.parallel.pipeline.division import Division
+from tfdist.training.checks import row_mixing
+
+
+class Deviating(layers.Layer):
+    """Adds the deviation of a batch."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + ops.mean(ops.std(inputs, axis=0))
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+class Residual(layers.Layer):
+    """Computes each row by itself, with layers of Keras inside."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.inner = keras.Sequential([layers.Dense(4, "relu"), layers.Dropout(0.5), layers.LayerNormalization()])
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return inputs + self.inner(inputs, training=training)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+class Noise(Deviating):
+    """Draws numbers that no seed of Keras controls."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + tf.random.normal(tf.shape(inputs))
+
+
+class Total(layers.Layer):
+    """Returns one number for a batch."""
+
+    def call(self, inputs: Any) -> Any:
+        return ops.sum(inputs)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return ()
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "deviating": lambda x: Deviating(name="deviating")(x),
+    "over_rows": lambda x: layers.Softmax(axis=0, name="over_rows")(x),
+    "centred": lambda x: layers.Lambda(lambda h: h - ops.mean(h, axis=0), name="centred")(x),
+    "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
+    "inside": lambda x: keras.Sequential([keras.Input((4,)), Deviating(name="inside")], name="nested")(x),
+}
+APART: dict[str, Callable[[Any], Any]] = {
+    "residual": lambda x: Residual()(x),
+    "doubled": lambda x: layers.Lambda(lambda h: 2 * h)(x) + x,
+    "over features": lambda x: x - ops.mean(x, axis=1, keepdims=True),
+    "normalized": lambda x: layers.BatchNormalization()(x),
+    "noise": lambda x: Noise()(x),
+}
+
+
+def model_of(make: Callable[[Any], Any]) -> keras.Model:
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(2)(make(layers.Dense(4)(inputs))))
+
+
+def _mixes(model: keras.Model) -> bool:
+    data = (tf.constant(np.random.default_rng(0).normal(size=(7, 4)), tf.float32), tf.zeros([7, 2]))
+    how = row_mixing.Pass(training=True, tolerance=1e-4, meets=False)
+    return row_mixing.mixes(model, tf.distribute.get_strategy(), data, how)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_compares_rows_is_found(name: str) -> None:
+    model = model_of(MAKERS[name])
+    assert row_mixing.suspects(model)
+    assert _mixes(model)
+    assert f"{name}'" in whole_batches.comparing_call(Division(model, 2, "auto"))
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_keeps_rows_apart_is_left_alone(name: str) -> None:
+    model = model_of(APART[name])
+    before = [value.numpy().tolist() for value in model.variables]
+    assert not _mixes(model)
+    assert whole_batches.comparing_call(Division(model, 2, "auto")) == ""
+    assert [value.numpy().tolist() for value in model.variables] == before
+
+
+def test_layers_of_keras_need_no_trial() -> None:
+    assert not row_mixing.suspects(keras.Sequential([keras.Input((4,)), layers.Dense(2), layers.BatchNormalization()]))
+
+
+def test_one_number_for_a_batch_compares_rows() -> None:
+    inputs = keras.Input((4,))
+    assert _mixes(keras.Model(inputs, Total()(inputs)))
+
+
+def test_a_model_without_weights_yet_gets_those_of_its_first_call() -> None:
+    model = keras.Sequential([layers.Dense(3), Deviating()])
+    assert _mixes(model)
+    assert [tuple(weight.shape) for weight in model.weights] == [(4, 3), (3,)]
+    assert np.any(model.weights[0].numpy())

@@ -1,0 +1,99 @@
+"""The check, before a batch is divided, that what a model makes of a row depends on that row alone.
+
+Keras' own layers keep rows apart, except for batch normalization, which is known. Other code may compare the rows of a
+batch: a layer that adds their deviation, a softmax over them, an operation of a functional model. Its forward pass is
+computed for a few rows, and for two parts of them. Models that differ are then tried in full by `step_probe`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.keras import keras_trainer, layer_methods, stateless_scope
+from tfdist.compat.tensorflow import dry_run
+from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.training.checks import tried_step
+from tfdist.training.epoch import flat
+from tfdist.training.replica import batch_rows
+
+
+def suspects(model: keras.Model) -> list[str]:
+    """Return the names of layers and operations that may compare rows, so that `mixes` has something to find."""
+    return layer_methods.comparing_rows(keras_trainer.layers(model))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a forward pass is computed and compared.
+
+    Attributes:
+        training: as in Keras.
+        tolerance: the largest difference that is rounding, relative to the largest output.
+        meets: whether weights are sharded, so that each pass needs all workers.
+    """
+
+    training: bool
+    tolerance: float
+    meets: bool
+
+
+def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: Pass) -> bool:
+    """Return whether some output for a row differs if other rows of the batch are left out.
+
+    ``data`` is a batch of at least two rows, as `train_step` is given it. The answer is no if the user's layers draw
+    random numbers, or change something else than Keras variables: nothing can be compared then.
+    """
+    packed = data
+
+    def outputs(*given: Any) -> list[tf.Tensor]:
+        tensors = iter(given)
+        rows = [None if leaf is None else next(tensors) for leaf in tried_step.leaves(packed)]
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(tf.nest.pack_sequence_as(packed, rows)))
+        scope = stateless_scope.Updates([], initialize_variables=False)
+        with replica_contexts.of_no_strategy(0), scope, layer_methods.without_chance(keras_trainer.layers(model)):
+            found = model(x, training=how.training)
+        return [one for one in tf.nest.flatten(found) if isinstance(one, tf.Tensor)]
+
+    specs = [dry_run.relaxed(leaf) for leaf in flat((data,))]
+    traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
+    if tried_step.made_variables(strategy):
+        traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
+    if not can_compare(traced, meets=how.meets):
+        return False
+    count = int(batch_rows.rows_of(data))
+    cut = count // 3 or 1
+    bounds = ((0, count), (0, cut), (cut, count))
+    runs = [traced(*flat((batch_rows.slice_rows(data, tf.constant(a), tf.constant(b)),))) for a, b in bounds]
+    return any(differ([one.numpy() for one in each], how.tolerance) for each in zip(*runs, strict=True))
+
+
+def can_compare(traced: Any, *, meets: bool = False) -> bool:
+    """Return whether two runs of a concrete function on the same rows agree: it draws nothing, and changes nothing."""
+    types = dry_run.operations(traced)
+    return not dry_run.draws(types) and dry_run.changes(types, meets_others=meets) is None
+
+
+def differ(runs: Sequence[np.ndarray], tolerance: float) -> bool:
+    """Return whether the rows of parts, all runs but the first, differ from those of the whole.
+
+    Example:
+        >>> x = np.array([[1.0], [2.0], [6.0]])
+        >>> def tried(f):
+        ...     return differ([f(x), f(x[:1]), f(x[1:])], 1e-6)
+        >>> tried(lambda x: 2 * x), tried(lambda x: x - x.mean()), tried(lambda x: x.sum())
+        (False, True, True)
+    """
+    whole, *parts = runs
+    if not whole.ndim or any(part.shape[1:] != whole.shape[1:] for part in parts):
+        return True
+    joined = np.concatenate(parts)
+    if joined.shape != whole.shape:
+        return True
+    if not np.issubdtype(whole.dtype, np.number) or not np.isfinite(whole).all():
+        return False
+    wide = np.promote_types(whole.dtype, np.float64)
+    return bool(np.abs(joined.astype(wide) - whole).max(initial=0) > tolerance * np.abs(whole).max(initial=0))
