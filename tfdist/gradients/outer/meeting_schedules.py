@@ -354,6 +354,12 @@ def rounds(schedule: Gossip, workers: int) -> int:
     return max(1, (workers - 1).bit_length()) if schedule.topology == "exponential" else 1
 
 
+#: the schedules by the names that the command line takes
+SCHEDULES: dict[str, type[Synchronization]] = {
+    one.name: one for one in (LocalSGD, PostLocalSGD, DiLoCo, ElasticAveraging, Gossip)
+}
+
+
 def terms_of(schedule: Synchronization) -> str:
     """Return the terms on which workers must agree, as text: all except the outer optimizer, which may be a function.
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer, layer_methods, stateless_scope
-from tfdist.compat.tensorflow import dry_run as tf_trial
+from tfdist.compat.tensorflow import dry_run
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import tried_step
 from tfdist.training.epoch import flat
@@ -58,7 +58,7 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
             found = model(x, training=how.training)
         return [one for one in tf.nest.flatten(found) if isinstance(one, tf.Tensor)]
 
-    specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
+    specs = [dry_run.relaxed(leaf) for leaf in flat((data,))]
     traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
     if tried_step.made_variables(strategy):
         traced = tf.function(outputs, autograph=False).get_concrete_function(*specs)
@@ -73,8 +73,8 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
 
 def can_compare(traced: Any, *, meets: bool = False) -> bool:
     """Return whether two runs of a concrete function on the same rows agree: it draws nothing, and changes nothing."""
-    types = tf_trial.operations(traced)
-    return not tf_trial.draws(types) and tf_trial.changes(types, meets_others=meets) is None
+    types = dry_run.operations(traced)
+    return not dry_run.draws(types) and dry_run.changes(types, meets_others=meets) is None
 
 
 def differ(runs: Sequence[np.ndarray], tolerance: float) -> bool:

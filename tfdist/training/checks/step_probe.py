@@ -183,9 +183,8 @@ class Probe:
         model = self._model
         if settled == "detect" and keras_trainer.reduces_by_itself(model, self._user_step):
             return True
-        if any(
-            layer_methods.may_add_losses(one) or layer_methods.has_metrics(one) for one in keras_trainer.layers(model)
-        ):
+        layers = keras_trainer.layers(model)
+        if any(layer_methods.may_add_losses(one) or layer_methods.has_metrics(one) for one in layers):
             return True
         if any(metric_weights.is_of_users(metric) for metric in keras_trainer.metrics(model)):
             return True
