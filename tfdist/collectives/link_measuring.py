@@ -17,12 +17,9 @@ _MOST_PER_SECOND = 240
 def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0.25, buckets: int = 1) -> Link:
     """Return the link between at least two members, as measured by the first one; all members call this.
 
-    Args:
-        collective: of the members.
-        many_bytes: the bytes of the larger sum.
-        seconds: of each measurement.
-        buckets: the parts of the larger sum that are under way at the same time, as buckets of gradients are. The next
-            one uses the link while another waits for what others have added up.
+    The larger of two sums has ``many_bytes`` in ``buckets`` parts that are under way at the same time, as buckets of
+    gradients are: the next one uses the link while another waits for what others have added up. Each measurement takes
+    ``seconds``.
     """
     few = _all_reduce_seconds(collective, FEW_BYTES, seconds)
     many = _all_reduce_seconds(collective, many_bytes, seconds, buckets)

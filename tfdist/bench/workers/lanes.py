@@ -94,6 +94,10 @@ class Lane(WorkerSession):
                 raise TfdistError(f"{self.name}: worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}")
         return [reply.value for reply in replies]
 
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the workers do not use the processor."""
+        return self.pool.paused()
+
     def _start_inside(
         self, environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes]
     ) -> "subprocess.Popen[bytes]":
@@ -108,7 +112,7 @@ def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
     with contextlib.ExitStack() as stack:
         for other in lanes:
             if other.spins and other is not lane:
-                stack.enter_context(other.pool.paused())
+                stack.enter_context(other.held())
         yield lane
 
 

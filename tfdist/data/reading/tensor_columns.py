@@ -393,13 +393,8 @@ def reader_of(
 ) -> ColumnReader:
     """Return the fastest reader of these examples.
 
-    Args:
-        fetcher: the columns.
-        global_batch_size: rows of a batch.
-        asked: a reader of one batch, when its columns are asked for.
-        odd: a reader of batches with records that the other readers cannot parse.
-        uses_ops: whether the compiled ops may be used.
-        caches: whether a batch may be in a cache, and need not be read.
+    ``asked`` reads one batch when its columns are asked for, which is right if a cache may have the batch. ``odd``
+    reads batches with records that the other readers cannot parse.
     """
     if caches:
         return asked
