@@ -81,6 +81,22 @@ def test_one_of_another_size_does_not_go_on(made: tuple[Standby, Counting]) -> N
     assert standby.take(WORKERS) is None  # it was ended
 
 
+def test_the_end_of_a_worker_that_has_gone_on_is_handed_on(made: tuple[Standby, Counting]) -> None:
+    standby, _ = made
+    standby.go_on(WORKERS)
+    waiting = standby._reserve
+    assert waiting is not None
+    waiting.group.members[1].signal(9)
+    assert waiting.group.members[1].wait(60) == -9
+    reserve = standby.take(WORKERS)
+    assert reserve is waiting
+    events: SimpleQueue[Any] = SimpleQueue()
+    with reserve.held:
+        standby.admit(reserve, events)
+        event = events.get(timeout=60)
+        assert (event.worker, event.returncode) == (1, -9)
+
+
 def test_one_that_has_lost_a_worker_does_not_go_on(made: tuple[Standby, Counting]) -> None:
     standby, table = made
     reserve = standby._reserve

@@ -95,9 +95,13 @@ class Standby:
             reserve.channel.take_over()
 
     def take(self, workers: int) -> Reserve | None:
-        """Hand the reserve over to the caller, if it has this many live workers."""
+        """Hand the reserve over to the caller, if it has this many live workers.
+
+        One that has gone on is handed over in any case: `admit` hands on what has failed since, which counts as any
+        other failure.
+        """
         self._tried = False
-        reserve = self._fitting(workers)
+        reserve = self._reserve if self._goes_on else self._fitting(workers)
         if reserve is None:
             self.close()
         self._reserve = None
