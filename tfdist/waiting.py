@@ -2,7 +2,7 @@
 
 Python runs handlers in its main thread, which the system has to wake for that. It does not always do so. A signal may
 come just before the main thread begins to wait, or another thread may take it. Threads that start threads or processes
-do so, because they block signals for that moment. A wait without a limit then goes on, and Ctrl-C is forgotten.
+do so, because they block signals for that moment. A wait without a limit then continues, and Ctrl-C is forgotten.
 """
 
 import contextlib

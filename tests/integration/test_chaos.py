@@ -76,7 +76,7 @@ def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(
     assert process.returncode == 0, err
     kill, full, last = out[out.index("fault ") :].splitlines()[1:]
     assert says(kill, "worker 1 ", "SIGKILL")
-    assert "went on" in full
+    assert "continued" in full
     assert "could not be saved" in out + err
     assert says(last, "2 of 2 faults", " 0.")
     assert len(json.loads(result.read_text())["epochs"]) == 2

@@ -108,7 +108,7 @@ def test_a_fault_that_was_found_and_got_over() -> None:
         (KILL, True, [BEFORE], "not found"),
         (KILL, True, [BEFORE, ENDED], "not found"),
         (KILL, True, [FAILED], "no recovery"),
-        (FULL, True, [ENDED], "went on"),
+        (FULL, True, [ENDED], "continued"),
         (FULL, True, [FAILED, STEPPING], "then: worker 1 failed"),
         (FULL, True, [{**ENDED, "exit_code": 3}], "then: ended with code 3"),
     ],
@@ -154,7 +154,7 @@ WARNING = {"warning": "2 could not be saved", "clock": 10.1}
 def test_a_save_that_fails_is_noticed(fault: Fault, log: list[dict[str, object]], noticed: str) -> None:
     (one,) = fault_plan.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0), *log], [ENDED])
     became, _, rest = one.text.partition("; ")
-    assert (became, rest[: len(noticed)], bool(rest)) == ("went on", noticed, bool(noticed))
+    assert (became, rest[: len(noticed)], bool(rest)) == ("continued", noticed, bool(noticed))
 
 
 def test_equal_faults_are_told_apart() -> None:

@@ -165,7 +165,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if isinstance(self._data, tuple):
             rows = len(tf.nest.flatten(self._data)[0])
             # With replacement, so that examples are independent; from the measurement's number, so that a training that
-            # goes on from a backup draws what it would have drawn, and all workers draw the same.
+            # continues from a backup draws what it would have drawn, and all workers draw the same.
             chosen = np.random.default_rng([self.seed, self._seen]).integers(rows, size=self.batch_size)
             return tf.nest.map_structure(lambda array: tf.convert_to_tensor(np.asarray(array)[chosen]), self._data)
         batch = next(self._batches, None) if self._batches is not None else None

@@ -134,7 +134,7 @@ class Writer:
         Args:
             timeout_seconds: the longest wait, in seconds; None: until the disk answers.
         Raises:
-            DeadlineError: the wait took longer; the save goes on.
+            DeadlineError: the wait took longer; the save continues.
         """
         end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:

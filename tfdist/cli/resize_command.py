@@ -34,7 +34,7 @@ def command(*, job: str, workers: int, timeout_seconds: float) -> None:
 
     JOB is what `tfdist run` printed when it started, or its beginning. The job must have been started with
     --min-workers or --max-workers, and train with tfdist.callbacks.BackupAndRestore: all workers stop before the same
-    step and save, and N workers go on from there. Nothing is repeated, and no example is seen twice or left out.
+    step and save, and N workers continue from there. Nothing is repeated, and no example is seen twice or left out.
     """
     integer("N", workers, minimum=1)
     number("--timeout-seconds", timeout_seconds, above=0)

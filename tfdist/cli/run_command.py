@@ -74,7 +74,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     examples={
         "tfdist run -n 2 train.py --epochs 3": "two workers on this machine",
         "tfdist run --strategy mirrored --replicas-per-worker 2 train.py": "one process, two replicas",
-        "tfdist run --strategy ring -n 2 --max-restarts 3 train.py": "goes on after failures",
+        "tfdist run --strategy ring -n 2 --max-restarts 3 train.py": "continues after failures",
     },
     epilog="Exit code: 0 when all ended well, 2 for a wrong request, else that of the process that failed first.",
     page="run",

@@ -20,7 +20,7 @@ from tfdist.validation import as_seconds
         "tfdist warm": "start it, unless it runs",
         "tfdist run -n 2 train.py": "its workers need not import TensorFlow",
         "tfdist warm --idle 8h": "for a day of work",
-        "tfdist warm --stop": "end it; jobs go on",
+        "tfdist warm --stop": "end it; jobs continue",
     },
     epilog="Exit code: 0 when it runs or was stopped, 1 when it cannot start, or --status finds none.",
     page="run-warm",

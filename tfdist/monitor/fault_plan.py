@@ -181,7 +181,7 @@ def _verdict(
     if fault.kind not in RESTARTING:
         ended = next((event for event in later if event.get("event") in ("failed", "ended")), None)
         survived = ended is None or (ended["event"] == "ended" and ended.get("exit_code") == 0)
-        text = "went on" if survived else f"then: {_said(ended or {})}"
+        text = "continued" if survived else f"then: {_said(ended or {})}"
         if not fault.memory and fault.kind in ("disk-full", "corrupt"):
             never = "that backup was not read" if fault.kind == "corrupt" else "no warning"
             text += "; a warning said so" if any(when >= clock for when in warnings) else f"; {never}"
@@ -189,7 +189,7 @@ def _verdict(
     replaced = next((e for e in later if e.get("event") == "replaced" and e.get("task") == fault.task), None)
     if fault.task is not None and replaced is not None:
         after = float(replaced["clock"]) - clock
-        return Verdict(fault=fault, step=step, found_after=after, text=f"{fault.task} replaced; the others went on")
+        return Verdict(fault=fault, step=step, found_after=after, text=f"{fault.task} replaced; the others continued")
     noticed = next((event for event in later if event.get("event") in ("failed", "halted", "ended")), None)
     if noticed is None or noticed["event"] == "ended":
         return Verdict(fault=fault, step=step, text="not found")

@@ -196,7 +196,7 @@ def _said(table: "memoryview[int]", worker: int) -> WorkerStatus:
 def status_of(words: Sequence[int], request: int) -> WorkerStatus:
     step, state = divmod(words[Word.POSITION], 4)
     if state == StepState.HELD and words[Word.HELD_FOR] != request:
-        step, state = step - 1, StepState.DONE  # it held for a request that was taken back, and goes on
+        step, state = step - 1, StepState.DONE  # it held for a request that was taken back, and continues
     text = b"".join(word.to_bytes(8, "little", signed=True) for word in words[Word.SOURCE :])
     return WorkerStatus(
         pid=words[Word.PID],

@@ -19,7 +19,7 @@ class Meetings:
         travel_seconds: the time in which the data of a meeting travel.
         computing_seconds: the time to read, encode, decode and apply them, on the processors that compute steps.
         fragments: the number of meetings in a period.
-        delay: the number of steps that go on while a fragment travels.
+        delay: the number of steps that continue while a fragment travels.
     """
 
     step_seconds: float

@@ -150,7 +150,7 @@ class ForkServer:
         return raw
 
     def close(self) -> None:
-        """End the server and its idle workers; spawned workers go on."""
+        """End the server and its idle workers; spawned workers continue."""
         while self.idle:
             self.idle.pop().end()
         self.channel.close()

@@ -21,7 +21,7 @@ _SET_LATER = "HOROVOD_"  # variables that tfdist sets before Horovod reads them
 _CHANGE_NOTHING = (("TF_CPP_MIN_LOG_LEVEL", None), ("KERAS_BACKEND", "tensorflow"))
 _PASSING = ("__pycache__", f"/{PREFIX}")  # bytecode and the job's own folder do not count
 # Events after which a script cannot be run again unnoticed: it has changed something outside of its process, or started
-# something that goes on.
+# something that continues.
 _LASTING = (
     *("os.chdir", "os.chmod", "os.chown", "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.link"),
     *("os.mkdir", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate"),

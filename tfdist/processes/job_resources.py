@@ -47,7 +47,7 @@ class Guard:
 
     def _tell(self, number: int) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed; the job goes on without
+        with contextlib.suppress(BrokenPipeError):  # it was killed; the job continues without
             self.process.stdin.write(f"{number}\n".encode())
             self.process.stdin.flush()
 

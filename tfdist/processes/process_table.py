@@ -1,7 +1,7 @@
 """The processes of this machine, with their parents and sessions.
 
 On Linux they are read from /proc, which takes two thirds of the time of psutil, and not its import: an agent looks for
-what its workers have left while a job waits to go on. Other systems need psutil.
+what its workers have left while a job waits to continue. Other systems need psutil.
 """
 
 import contextlib

@@ -141,7 +141,7 @@ def running(environ: Mapping[str, str]) -> Iterator[WarmProcess]:
 
 
 def stop(one: WarmProcess) -> None:
-    """End a warm process; running jobs go on."""
+    """End a warm process; running jobs continue."""
     with contextlib.suppress(OSError):
         _asked(one.path, warm_server.END)[0].close()
 

@@ -7,7 +7,7 @@ job, or when a file that it has imported has changed.
 
 A keeper forks the workers of its job. It takes over the working directory, limits and control groups of the job's
 agent. It is the parent of the workers, so it reports their ends to the agent, over one channel for each worker. Workers
-end with their keeper, and a keeper ends with the agent's connection. All of them go on if this process ends.
+end with their keeper, and a keeper ends with the agent's connection. All of them continue if this process ends.
 """
 
 import contextlib

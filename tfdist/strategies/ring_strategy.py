@@ -180,7 +180,7 @@ def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster"
         for group in groups
         for worker in group
     ]
-    # The same checks on every worker: one that went on alone would wait for the others.
+    # The same checks on every worker: one that continued alone would wait for the others.
     if len(set(everybody)) < len(everybody):
         raise ConfigError(f"groups is {groups!r}; a worker may be in one group only.", name="groups", received=groups)
     if absent := sorted(set(range(cluster.num_workers)) - set(everybody)):

@@ -65,7 +65,7 @@ class CountedDataset(Protocol):
             first: the worker's first part.
             count: how many parts it takes.
             parts: how many there are, one per replica; or their shares; or a function that returns these when an
-                iterator begins, which goes on behind the batches that were handed out in this iteration.
+                iterator begins, which continues after the batches that were handed out in this iteration.
         Returns:
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.

@@ -95,7 +95,7 @@ def apart(
     traced = [
         TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
     ]
-    meeting = _island(schedule, workers, len(devices))  # another one than of steps, which go on meanwhile
+    meeting = _island(schedule, workers, len(devices))  # another one than of steps, which continue meanwhile
     found = None if meeting is None else _by_heads(workers, meeting, services.bucket_bytes)
     return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True), found)
 

@@ -47,7 +47,7 @@ class AllReduceBench(Suite):
     # from `tfdist.native.engine.ALGORITHMS`: each is one more engine, the native one by this algorithm. Only over a
     # link: workers of one host need none
     algorithms: Sequence[str] = ()
-    leave_out: bool = True  # whether to go on without an engine that is not installed
+    leave_out: bool = True  # whether to continue without an engine that is not installed
     workers: int = option(2, "Workers per backend.", minimum=2)
     rounds: int = option(7, "Measurements of each backend.")
 

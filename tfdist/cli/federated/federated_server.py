@@ -73,7 +73,7 @@ def command(
     """Drive the rounds of APP.PY's `app`; clients connect, train on their own data, and send the changes.
 
     A round begins once all clients are there, or at the deadline. A server that was killed resumes with --resume, and
-    reaches the weights of a run that was never killed. Clients go on running, and connect again.
+    reaches the weights of a run that was never killed. Clients continue running, and connect again.
     """
     require_cryptography()
     import keras

@@ -57,7 +57,7 @@ from tfdist.validation import as_seconds
 @click.option("--shape", type=float, default=1.0, show_default=True, help="Weibull's shape; below 1: early failures.")
 @click.option("--save", type=click.FloatRange(0, min_open=True), help="Seconds that a checkpoint takes.")
 @click.option("--save-every", "interval", metavar="TIME", help="Time between checkpoints; by default the best.")
-@click.option("--min-workers", "least", type=click.IntRange(1), help="Fewest workers with which the job goes on.")
+@click.option("--min-workers", "least", type=click.IntRange(1), help="Fewest workers with which the job continues.")
 @click.option("--away", default="10m", show_default=True, metavar="TIME", help="Time until a failed worker is back.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
 @click.option(

@@ -24,7 +24,7 @@ def told(event: Event, history: History) -> str:
         case Start():
             return f"trial {event.trial} starts"
         case Resume():
-            return f"trial {event.trial} goes on to epoch {event.until}"
+            return f"trial {event.trial} continues to epoch {event.until}"
         case Clone():
             return f"trial {event.trial} continues trial {event.donor}: {shown_values(event.values)}"
         case End(how="died"):

@@ -80,7 +80,7 @@ def let_share_folder(callback: keras.callbacks.ModelCheckpoint) -> None:
 
 
 def finds_backup(callback: keras.callbacks.BackupAndRestore) -> bool:
-    """Return whether a `fit` that begins now would go on from a backup."""
+    """Return whether a `fit` that begins now would continue from a backup."""
     return bool(tf.io.gfile.exists(callback._weights_path))
 
 

@@ -5,7 +5,7 @@ dataset to several devices in turn, each with a queue of its own. So a batch is 
 and one for each device. Tensors that kernels read from the host's memory stay there (`_ON_HOST`): numbers of examples,
 int32 and text. They would be copied back, and each copy back waits for all computations of the device.
 
-The host's element comes first. TensorFlow hands an error to the queue whose turn it is, and goes on with the next
+The host's element comes first. TensorFlow hands an error to the queue whose turn it is, and continues with the next
 element. So code that reads the host's queue first never joins parts of two batches.
 
 Private names, read in TensorFlow 2.21.0: `OwnedMultiDeviceIterator`, `_device_iterators`, its iterator of each device,

@@ -131,7 +131,7 @@ class Mixed:
     """Examples of several sources, each with an order of its own, in the shares of a schedule.
 
     `stop` is "first" or "all": each epoch begins with an order of its own for each source. Or it is "never": an epoch
-    has `examples` positions, and the next one goes on in each source.
+    has `examples` positions, and the next one continues in each source.
     """
 
     is_permutation = False

@@ -406,7 +406,7 @@ class Reading(tf_data.Failing):
     def seek(self, state: dict[str, Any]) -> None:
         """Go on from a state: iterators that are made from now on begin there.
 
-        If the directory was appended to since, they go on with the examples that it had.
+        If the directory was appended to since, they continue with the examples that it had.
 
         Raises:
             ConfigError: the state belongs to other data, another order or another seed.
@@ -420,7 +420,7 @@ class Reading(tf_data.Failing):
             first: the worker's first part.
             count: how many parts it takes.
             parts: how many there are, one per replica; or their `tfdist.cluster.shares.Shares`; or a function that
-                returns these when an iterator begins. A new iterator goes on behind the batches that are counted.
+                returns these when an iterator begins. A new iterator continues after the batches that are counted.
         Returns:
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.

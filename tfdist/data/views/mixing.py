@@ -42,7 +42,7 @@ def mix(
             temperature)``: 1 gives shares proportional to sizes, and larger values make shares more equal.
         stop: the end of an epoch. "first": before a source would begin again, so no example occurs twice. "all": when
             each example has occurred, those of small sources several times. "never": after as many positions as
-            ``examples`` says; the next epoch goes on in each source where this one stopped.
+            ``examples`` says; the next epoch continues in each source where this one stopped.
         examples: the number of positions of an epoch with ``stop="never"``. Default: the number of examples of all
             sources.
         features: the features to read, which all sources must have. Default: all features, which must then be the same.
@@ -80,7 +80,7 @@ def mix(
     phases = _phases(sizes, weights, temperature)
     if len(phases) > 1 and stop != "never":
         raise ConfigError(
-            f"weights change at positions, which go on from epoch to epoch; stop is {stop!r}. Pass stop='never'.",
+            f"weights change at positions, which continue from epoch to epoch; stop is {stop!r}. Pass stop='never'.",
             name="stop",
             received=stop,
         )

@@ -251,7 +251,7 @@ class _Job:
 
     def _end(self, manifest: Manifest) -> Manifest:
         self._journal.end()
-        self._remove(self._leftovers(manifest))  # last: a reader of what was overwritten goes on until then
+        self._remove(self._leftovers(manifest))  # last: a reader of what was overwritten continues until then
         return manifest
 
     def _leftovers(self, manifest: Manifest | None) -> list[str]:

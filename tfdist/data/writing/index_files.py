@@ -40,7 +40,7 @@ def put_index(
         manifest = old
     with place.create(manifests.NAME) as file:
         file.write(manifest.to_bytes())
-    for name in before - manifest.files:  # last: a reader of the manifest of before goes on until then
+    for name in before - manifest.files:  # last: a reader of the manifest of before continues until then
         if name not in shards:
             place.remove(name)
     return manifest

@@ -214,7 +214,7 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Stop:
-    """The run is over: all rounds are done, or the error says why it cannot go on."""
+    """The run is over: all rounds are done, or the error says why it cannot continue."""
 
     error: str = ""
 

@@ -71,7 +71,7 @@ class ServerLink:
         return f"{self._host}:{self._port}"
 
     def take(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
-        """Return the server's next message; None if there is none in time; raise if going on is useless."""
+        """Return the server's next message; None if there is none in time; raise if continuing is useless."""
         return self._loop.call(self._take(timeout_seconds))
 
     def send(self, message: dict[str, Any]) -> bool:

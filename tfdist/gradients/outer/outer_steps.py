@@ -292,7 +292,7 @@ class OuterSteps(Meeting):
     def _apply(self, one: _Fragment, arrived: list[tf.Tensor], own: tf.Tensor | None) -> None:
         """Make the outer step eagerly: to trace a graph for each fragment takes longer than hundreds of calls.
 
-        ``own`` is what this worker had sent, the former agreed weights minus its own, if steps went on meanwhile.
+        ``own`` is what this worker had sent, the former agreed weights minus its own, if steps continued meanwhile.
         """
         delta, *states = arrived
         keep = self._schedule.keep

@@ -3,7 +3,7 @@
 From the optimizer, on the outside, to the exchange between replicas, on the inside:
 
     weighted        multiplies each gradient by the replica's share of the examples, unless its loss was weighted
-    accumulated     `DistributedOptimizer` adds up micro-batches here, and goes on when an accumulation is complete
+    accumulated     `DistributedOptimizer` adds up micro-batches here, and continues when an accumulation is complete
     combined        `Adasum`: combines the gradients that come back from all replicas
     compressed      `Choices.compression`: passes on less than it is given, and remembers what it has left out
     cast            `WireDtype`: rounds to the wire dtype, and converts back

@@ -94,7 +94,7 @@ class EventFile:
             ) from error
 
     def write(self, event: str, *, start: int, clock: float | None = None, **content: Any) -> None:
-        """Append one line with one write. A full disk loses it, and the job goes on."""
+        """Append one line with one write. A full disk loses it, and the job continues."""
         if not self._descriptors:
             return
         now = time.monotonic()
@@ -129,7 +129,7 @@ class RestartReporter:
     _since: float | None = None
     _after_failure: bool = False
     _done: int = 0  # steps, by the end of the last start that had some
-    _restored: bool = False  # whether a start has ever gone on from a state
+    _restored: bool = False  # whether a start has ever continued from a state
 
     def started(self, pids: Sequence[int]) -> None:
         self.file.write("started", start=self.start, workers=len(pids), pids=list(pids))
@@ -160,7 +160,7 @@ class RestartReporter:
         self.file.write("replaced", start=self.start, task=task)
 
     def halted(self, purpose: str, workers: int, asked: float) -> None:
-        """Report that all workers have stopped as requested at this clock time, and that ``workers`` go on."""
+        """Report that all workers have stopped as requested at this clock time, and that ``workers`` continue."""
         is_eviction = purpose == Purpose.EVICT.value
         self.sizes += workers > 0 and not is_eviction
         self.evicted += workers > 0 and is_eviction
@@ -223,7 +223,8 @@ class RestartReporter:
         if self.evicted:
             parts.append(f"{self.evicted} slow worker{'s' if self.evicted > 1 else ''} evicted")
         if self.replaced:
-            parts.append(f"{self.replaced} worker{'s' if self.replaced > 1 else ''} replaced while the others went on")
+            several = "s" if self.replaced > 1 else ""
+            parts.append(f"{self.replaced} worker{several} replaced while the others continued")
         if self._restored or self.lost:
             parts.append(f"{_steps(self.lost)} repeated")
         who = "it" if self.has_chief else "all"

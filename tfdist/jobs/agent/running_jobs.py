@@ -1,7 +1,7 @@
 """Running jobs of this machine: found by id, resized, and checked for progress.
 
 An elastic job has a Unix socket in the user's private cache folder. A client sends one line of JSON and gets one line
-back when the job goes on, or cannot.
+back when the job continues, or cannot.
 """
 
 import contextlib

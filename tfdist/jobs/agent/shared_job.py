@@ -86,7 +86,7 @@ class Standby:
         return all(channel.read(worker).activity is Activity.RESERVE for worker in range(count))
 
     def go_on(self, workers: int) -> None:
-        """Let the reserve go on, if it has this many live workers; `take` and `admit` follow.
+        """Let the reserve continue, if it has this many live workers; `take` and `admit` follow.
 
         It restores the state while the agent still cleans up after its predecessors.
         """
@@ -97,7 +97,7 @@ class Standby:
     def take(self, workers: int) -> Reserve | None:
         """Hand the reserve over to the caller, if it has this many live workers.
 
-        One that has gone on is handed over in any case: `admit` hands on what has failed since, which counts as any
+        One that has continued is handed over in any case: `admit` hands on what has failed since, which counts as any
         other failure.
         """
         self._tried = False
@@ -138,7 +138,7 @@ class Standby:
                 group = stack.enter_context(
                     started(specs, self._placement, self._out, self._events, verbose=self._verbose, held=True)
                 )
-            except TfdistError:  # the job goes on without a reserve
+            except TfdistError:  # the job continues without a reserve
                 self._events = _Relay()
                 return
             self._reserve = Reserve(specs=tuple(specs), channel=channel, group=group, held=stack.pop_all())

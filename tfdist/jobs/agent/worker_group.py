@@ -287,13 +287,13 @@ class StatusChannel(Protocol):
         """Ask all workers to hold before their next step; positions are reliable SETTLE_SECONDS later."""
 
     def take_back(self) -> None:
-        """Let held workers go on; allowed only while there is no target."""
+        """Let held workers continue; allowed only while there is no target."""
 
     def set_target(self, step: int) -> None:
         """Let the workers run up to and including this step."""
 
     def take_over(self) -> None:
-        """Let workers in reserve go on."""
+        """Let workers in reserve continue."""
 
     def end(self) -> None:
         """Announce that the next signals to workers mean the end and not a halt."""

@@ -32,7 +32,7 @@ _ALWAYS = (
     # under deterministic operations, of each parallel `map` that keeps a state: TensorFlow makes it a sequential one
     _STAMP + rb"node_def_util\.cc:\d+\] NodeDef mentions attribute use_unbounded_threadpool which is not in the op def",
 )
-# About a worker that has ended while others go on, even successfully: the launcher names a failed worker, and an
+# About a worker that has ended while others continue, even successfully: the launcher names a failed worker, and an
 # operation that needs the worker raises.
 _LEFT = re.compile(
     _STAMP + rb"base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort UNAVAILABLE: "

@@ -127,7 +127,7 @@ class LaunchConfig:
         may_be_unset=True,
     )
     min_workers: int | None = option(
-        None, "Fewest workers with which the job goes on.  [default: N]", kind=int, metavar="A"
+        None, "Fewest workers with which the job continues.  [default: N]", kind=int, metavar="A"
     )
     max_workers: int | None = option(None, "Most workers that can be requested.  [default: N]", kind=int, metavar="B")
     hang_seconds: float = option(2.0, "Least time before a step hangs.", metavar="S", above=0, maximum=DAY_SECONDS)
@@ -246,7 +246,7 @@ class LaunchConfig:
                 "standby",
                 f"evict_stragglers (--evict-stragglers) is given with {self.workers} workers (-n), min_workers "
                 f"(--min-workers) {self.range[0]} and no standby (--standby); a slow worker can be replaced by a "
-                "standby, or the job goes on with fewer workers. Give --standby and --max-restarts, or --min-workers "
+                "standby, or the job continues with fewer workers. Give --standby and --max-restarts, or --min-workers "
                 "below -n.",
             )
 

@@ -17,7 +17,7 @@ class Scope(Enum):
     """The processes that are started again when one fails."""
 
     GROUP = "group"  # all processes of the job, together
-    MEMBER = "member"  # the process alone, at its address, while the others go on
+    MEMBER = "member"  # the process alone, at its address, while the others continue
 
 
 class Success(Enum):
@@ -31,8 +31,8 @@ class Success(Enum):
 class Consequence(Enum):
     WAIT = "wait"  # nothing, until the others have ended
     COMPLETE = "complete"  # the others are ended, and the job has succeeded
-    REPLACE = "replace"  # the process is started again, the others go on
-    LOSE = "lose"  # the others go on without it
+    REPLACE = "replace"  # the process is started again, the others continue
+    LOSE = "lose"  # the others continue without it
     RESTART = "restart"  # all are ended and started again
     FAIL = "fail"  # all are ended, and the job has failed
 

@@ -27,7 +27,7 @@ from tfdist.jobs.remote.state_copies import ring
 from tfdist.monitor.status import StatusTable, WorkerStatus
 from tfdist.waiting import join_heeding_signals
 
-AGAIN_SECONDS = 30.0  # for a host that was lost, to join again where the job can go on without it
+AGAIN_SECONDS = 30.0  # for a host that was lost, to join again where the job can continue without it
 MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
 
 
@@ -68,7 +68,7 @@ class RemotePlacement:
         )
         self._versions: Mapping[str, str] | None = None
         self._known: set[str] = set()  # names of the hosts that have been reached
-        self._without: dict[str, str] = {}  # why the job goes on without a host, by its name
+        self._without: dict[str, str] = {}  # why the job continues without a host, by its name
         self._places: tuple[Host, ...] = ()  # of the last processes that were placed
         self._copying: list[HostLink] = []  # to the hosts that copy states, each to the next
 
@@ -198,7 +198,7 @@ class RemotePlacement:
         return [host for host in self._hosts if host.name not in self._without]
 
     def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
-        """True if the job could go on without the lost ones of these hosts."""
+        """True if the job could continue without the lost ones of these hosts."""
         least = count if self._config.parameter_servers else self._config.range[0]
         lost = [host for host in hosts if host.name in self._known and not self._is_reached(host)]
         room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)

@@ -1,8 +1,8 @@
-"""The eviction of a worker that stays slow, by a standby or by going on without it: pure functions.
+"""The eviction of a worker that stays slow, by a standby or by continuing without it: pure functions.
 
 `--standby`: a standby worker takes over, once for each place, because a slow replacement is not the process's fault.
-`--min-workers`: on one host the others go on, if they are faster despite its share of the batch. Otherwise, after three
-evictions, or without saved state, it stays, which is reported.
+`--min-workers`: on one host the others continue, if they are faster despite its share of the batch. Otherwise, after
+three evictions, or without saved state, it stays, which is reported.
 
 Every eviction costs a restart, so each requires twice the slow time of the one before.
 """
@@ -114,7 +114,7 @@ def may_evict(state: State) -> bool:
 
 
 def evicted(state: State, event: Evict, now: float) -> Next:
-    """Let all stop before the same step, and go on without the slow process."""
+    """Let all stop before the same step, and continue without the slow process."""
     if not may_evict(state) or state.leaving or state.wanted != state.size or event.worker not in state.running:
         return state, ()
     if not event.is_replaced:

@@ -98,7 +98,7 @@ def look(
     watch, hang = _look_for_stopped(watch, names, now, patience)
     watch = _sampled(watch, seen)
     if stopped_tasks:
-        return replace(watch, awake=now), hang  # when it goes on again, the chief has all its time
+        return replace(watch, awake=now), hang  # when it continues again, the chief has all its time
     return watch, hang or _stuck(watch, seen, now, patience)
 
 

@@ -4,7 +4,7 @@ RUNNING    all is well; a worker that has recorded a failure gets a moment to en
 STOPPING   all were asked to end
 KILLING    the grace period is over, or no process holds unsaved state, or Ctrl-C came again
 DONE       no process runs
-LOST       a process survived SIGKILL (the kernel holds it): the agent goes on without it
+LOST       a process survived SIGKILL (the kernel holds it): the agent continues without it
 """
 
 from collections.abc import Iterable
@@ -142,7 +142,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Evict:
-    """Event: a worker stays slow; the job goes on with another process in its place, or without it."""
+    """Event: a worker stays slow; the job continues with another process in its place, or without it."""
 
     worker: int
     is_replaced: bool

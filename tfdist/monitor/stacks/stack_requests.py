@@ -234,7 +234,7 @@ def _why_not(one: Target) -> str:
     if state in "ZX":
         return "its process has ended"
     if state in "Tt":
-        return "its process is stopped (SIGSTOP); `kill -CONT` lets it go on, and py-spy reads it as it is"
+        return "its process is stopped (SIGSTOP); `kill -CONT` lets it continue, and py-spy reads it as it is"
     if not int(status.get("SigCgt", "0").strip(), 16) >> (SIGNAL - 1) & 1:
         return "it has not come to Python yet, or does not run under `tfdist run`"
     return ""

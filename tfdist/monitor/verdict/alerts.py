@@ -92,7 +92,7 @@ def diverges(found: Timeline) -> list[Alert]:
     if len(mean) < LOSS_STEPS * len(pieces):
         return []
     medians = [float(np.median(piece)) for piece in pieces]
-    changes = np.diff(pieces[0])  # of a step from the one before: how it goes on does not count
+    changes = np.diff(pieces[0])  # of a step from the one before: what follows does not count
     spread = 3 * float(_ROBUST * np.median(np.abs(changes - np.median(changes)))) / 2**0.5
     rises = all(later - sooner > spread for sooner, later in itertools.pairwise(medians))
     if not rises or medians[-1] - medians[0] < abs(medians[0]):

@@ -113,7 +113,7 @@ def sentence(event: Mapping[str, Any]) -> str:
     if kind == "started":
         return f"{event.get('workers')} started"
     if kind == "halted":
-        return f"all stopped before the same step ({event.get('purpose')}); {event.get('workers')} go on"
+        return f"all stopped before the same step ({event.get('purpose')}); {event.get('workers')} continue"
     return str(kind)
 
 

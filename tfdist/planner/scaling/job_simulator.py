@@ -1,7 +1,7 @@
 """The simulation of a job step by step: workers that vary, failures, spot machines that come and go. No TensorFlow.
 
 Workers that are alike are columns of an array: a block of steps is one draw of numbers, and a sum over workers begins
-when the last of them is ready. Failures, returns and saves are events of a queue, between which blocks of steps go on.
+when the last of them is ready. Failures, returns and saves are events of a queue, between which blocks of steps run.
 """
 
 import dataclasses
@@ -67,8 +67,8 @@ class Scenario:
         failures: the failures of one worker; None if it never fails.
         save_seconds: the time that a save takes.
         interval_seconds: the time of training between two saves; infinite: no saves.
-        least: the number of workers with which the job goes on while others are away; by default all.
-        away_seconds: the time until a failed worker is back, if the others go on without it.
+        least: the number of workers with which the job continues while others are away; by default all.
+        away_seconds: the time until a failed worker is back, if the others continue without it.
     """
 
     steps: int
@@ -311,7 +311,7 @@ class _Run:
 
 
 def _served(job: Job, scenario: Scenario) -> Simulated:
-    """Simulate parameter servers: each worker goes on by itself, and servers apply one update after the other."""
+    """Simulate parameter servers: each worker steps by itself, and servers apply one update after the other."""
     size, link = job.profile.parameter_bytes, job.network.link
     steps = min(scenario.steps, max(_MOST_UPDATES // job.workers, 1))
     draw = np.random.default_rng(scenario.seed)

@@ -22,7 +22,7 @@ class Failures:
 
     Attributes:
         mtbf_seconds: the mean time between two failures of the job.
-        restart_seconds: the time from a failure until training goes on; the job may fail during it.
+        restart_seconds: the time from a failure until training continues; the job may fail during it.
         shape: the shape of the Weibull distribution of the times between failures. 1: a failure is equally likely at
             every moment; below 1: it is more likely soon after a start, as measured on clusters (0.7 to 0.8).
     """

@@ -56,8 +56,8 @@ class Loop:
     def run(self) -> None:
         """Run the search to its end.
 
-        After a kill, a clone is made again unless its donor has gone on, because a donor goes on after the copy. Trials
-        that were running start again.
+        After a kill, a clone is made again unless its donor has continued, because a donor continues after the copy.
+        Trials that were running start again.
         """
         trials, self.history.failures = self.history.trials, 0  # what made trials fail may have been mended
         for trial in trials.values():

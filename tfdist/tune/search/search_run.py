@@ -164,7 +164,7 @@ def run(
     """Search the best parameters of a function, from a program or a notebook.
 
     Each trial calls the function in a process of its own. The function reports through ``callbacks`` or `report`, or
-    returns the metric. Ctrl-C ends the trials; ``resume=True`` goes on.
+    returns the metric. Ctrl-C ends the trials; ``resume=True`` continues.
 
     Args:
         function: the function, which is called with the parameters of the trial. It is sent as by

@@ -198,7 +198,7 @@ class Population:
         alive = history.with_status(Status.RUNNING, Status.PAUSED, Status.DEAD)
         behind = min((one.until for one in alive), default=0)
         waiting = [one for one in alive if one.status is Status.PAUSED and one.until == behind]
-        if not any(one.until > behind for one in alive):  # no member has gone on from this generation yet
+        if not any(one.until > behind for one in alive):  # no member has continued from this generation yet
             if len(waiting) < len(alive):
                 return []
             if clones := self._clones(waiting, behind):

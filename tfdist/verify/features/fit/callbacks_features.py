@@ -170,7 +170,7 @@ class _InterruptedError(Exception):
 
 @feature()
 def backup_and_restore(ctx: Context) -> Outcome:
-    """Keras' BackupAndRestore: a new program goes on in the right epoch and ends with the same weights."""
+    """Keras' BackupAndRestore: a new program continues in the right epoch and ends with the same weights."""
 
     def interrupt(epoch: int, logs: Any = None) -> None:
         if epoch == 2:

@@ -51,7 +51,7 @@ def states_of_layers(ctx: Context) -> Outcome:
 
 @feature()
 def codebook(ctx: Context) -> Outcome:
-    """A codebook of moving counts and sums, which the step goes on with, as in a VQ-VAE."""
+    """A codebook of moving counts and sums, which the step then uses, as in a VQ-VAE."""
 
     class Codebook(keras.layers.Layer):
         def build(self, shape: Any) -> None:
