@@ -5,6 +5,7 @@ Loads no TensorFlow. A name loads its module when it is first used: a job withou
 
 Example:
     >>> from pathlib import Path
+    >>> from tfdist.jobs import LaunchConfig, planned
     >>> config = LaunchConfig(target="train.py", workers=2)
     >>> [str(spec.task) for spec in planned(config, job_id="a", directory=Path("a"), agent_pid=0)]
     ['worker 0', 'worker 1']
