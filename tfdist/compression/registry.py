@@ -91,7 +91,7 @@ def to_config(codec: Codec) -> dict[str, Any]:
 
     Example:
         >>> to_config(QSGD(bits=4))
-        {'name': 'qsgd', 'start_after': 0, 'min_saving': 2.0, 'group': 512, 'bits': 4}
+        {'name': 'qsgd', 'start_after': 0, 'min_saving': 2.0, 'group': 512, 'bits': 4, 'norm': 'euclidean'}
     """
     options = {one.name: getattr(codec, one.name) for one in fields(codec)}
     return {"name": codec.name, **{key: _to_json(value) for key, value in options.items()}}
