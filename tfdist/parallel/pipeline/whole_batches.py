@@ -6,8 +6,8 @@ follows from the input. So the last stage computes them first.
 
 A user's loss may compare examples, and no stage has the whole batch and the loss at the first micro-batch. So every
 process tries each such loss on the same small random data, with the same result, and likewise each layer of the user's,
-which may compare examples. Metrics are given the rows of all
-replicas, and states of which several replicas have parts are refused.
+which may compare examples. Metrics are given the rows of all replicas, and states of which several replicas have parts
+are refused.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ _WAYS = {
         "(tf.distribute.get_replica_context().all_gather)."
     ),
 }
-_OF_SEVERAL = ("gradient", "layers", "gradients of layers")
+_OF_SEVERAL = ("gradient", "gradients of layers")
 _SHOWN = 3
 
 # by the type of an operation; the first that is found

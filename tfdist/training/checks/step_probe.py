@@ -153,7 +153,6 @@ class Probe:
         self._training = training
         self._gathers = gathers and not model.jit_compile
         self._done = False
-        self._is_sure = True  # whether the step has a result that nothing declares; else rows may be mixed
         #: how what replicas make is put together
         self.rules = Rules()
         #: what is said of what cannot be put together
@@ -173,10 +172,11 @@ class Probe:
         if settled == "sum":
             kind = "gradient" if keras_trainer.has_own_train_step(self._model) else "loss"
             self.rules = Rules({(kind, number): "sum" for number in range(_MANY)})
-        self._is_sure = self._has_unknown(settled)
-        may_differ = self._is_sure or (settled == "detect" and bool(row_mixing.suspects(self._model)))
-        self._done = self._replicas == 1 or not may_differ
+        self._done = self._replicas == 1 or not (self._has_unknown(settled) or self._may_mix_rows(settled))
         return not self._done
+
+    def _may_mix_rows(self, settled: str) -> bool:
+        return settled == "detect" and bool(row_mixing.suspects(self._model))
 
     def _has_unknown(self, settled: str) -> bool:
         """True if the step runs code of the user's, whose results nothing declares."""
@@ -204,7 +204,7 @@ class Probe:
         self._done = True
         step_clock().enter(Phase.TRACE)
         is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in self._model.weights)
-        if not self._is_sure and not self._mixes_rows(slices, is_cut):
+        if not self._has_unknown(self._strategy.loss_reduction) and not self._mixes_rows(slices, is_cut):
             return True
         shelf = Shelf()
         key = self._key(slices, is_cut) if shelf.is_open else None
