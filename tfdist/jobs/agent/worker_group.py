@@ -37,7 +37,7 @@ from tfdist.waiting import ENDING
 
 ANNOUNCE_SECONDS = 1.0  # for a line of the agent, while the workers run
 DRAIN_SECONDS = 3.0  # for the last output, when a signal has asked the job to end
-TOGETHER_SECONDS = 0.2  # for a signal to reach all processes of a job
+TOGETHER_SECONDS = 0.5  # for a signal to reach all processes of a job on a busy machine
 LOOK_SECONDS = 0.05  # between looks at progress and recorded failures, which are no events
 _REAP_SECONDS = 5.0
 
