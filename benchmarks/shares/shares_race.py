@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.servers.throttle import Throttle
+from benchmarks.servers.processor_quota import has_quotas, slowed
 from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
@@ -30,9 +30,10 @@ class SharesBench(Suite):
     ideal      shares in proportion to the speeds, given by hand
     balanced   tfdist.callbacks.BalanceShares, which begins with equal shares
 
-    The slow worker is stopped and resumed in turns of 30 ms (SIGSTOP, SIGCONT), so it has its part of a processor. If
-    other programs run, that part is not the limit; with --slow waits, the model waits for each row instead. Steps are
-    those of the last epoch of a training; earlier changes of shares count as settling.
+    The kernel gives the slow worker its part of a processor: a quota (version 1 of cgroups, as root). Where there are
+    no quotas, the worker is stopped and resumed in turns of 30 ms. If other programs run, that part is not the limit;
+    with --slow waits, the model waits for each row instead. Steps are those of the last epoch of a training; earlier
+    changes of shares count as settling.
     """
 
     slow: str = option("processor", "What makes a worker slow.", choices=("processor", "waits"))
@@ -68,7 +69,7 @@ class SharesBench(Suite):
             lane.call(f"{_TRAINING}:wait_for_rows", seconds=[row, row])
             alike = in_turns(ALIKE, train, count=self.rounds, told=told)
             lane.call(f"{_TRAINING}:wait_for_rows", seconds=[row, self.factor * row])
-            with contextlib.nullcontext() if waits else Throttle(pids[1], self.factor):
+            with contextlib.nullcontext() if waits else slowed(pids[1], self.factor):
                 unlike = in_turns(UNLIKE, train, count=self.rounds, told=told)
         return SharesReport(setup=self, alike=alike, unlike=unlike, machine=about)
 
@@ -162,7 +163,8 @@ class SharesReport(Report):
             f"comparison every {setup.every} steps."
         )
         how = f"waits {setup.row_ms:g} ms for a row" if setup.slow == "waits" else "has a processor of its own"
-        yield f"Batches of {setup.batch_size}; the fast worker {how}."
+        by = "" if setup.slow == "waits" else f"; the slow one is limited by {'a quota' if has_quotas() else 'stops'}"
+        yield f"Batches of {setup.batch_size}; the fast worker {how}{by}."
         yield self.ran_on()
 
     def _milliseconds(self, trainings: Sequence[Training]) -> str:
