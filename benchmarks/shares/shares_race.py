@@ -60,7 +60,7 @@ class SharesBench(Suite):
                     shares=shares[arm],
                     batch_size=self.batch_size,
                     steps=self.steps,
-                    epochs=self.settle + 1 if arm == "balanced" else 2,
+                    epochs=self.settle + 1,
                     every=self.every,
                     waits=waits,
                 )

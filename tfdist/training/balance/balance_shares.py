@@ -1,6 +1,6 @@
 """Shares that follow the measured speed of workers while a model trains."""
 
-import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +13,7 @@ from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_trainer
 from tfdist.errors import ConfigError
 from tfdist.monitor.observer import StepObserver
-from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.phases import Kind
 from tfdist.monitor.process_clock import step_clock
 from tfdist.monitor.recording.rows import STAMPS, Column
 from tfdist.training import step_timestamps
@@ -82,13 +82,13 @@ class BalanceShares(keras.callbacks.Callback):
         self._former: tuple[int, ...] | None = None  # rows, until those that were decided on hold
         self._input: Input | None = None
         self._told: set[str] = set()
-        self._waits = _InputWaits()
+        self._begins = _Begins()
         self._seen = 0
         self._since = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Examine the strategy, and begin to measure."""
-        step_clock().detach(self._waits)  # of a `fit` that was interrupted
+        step_clock().detach(self._begins)  # of a `fit` that was interrupted
         self._rows, self._former, self._windows, self._since, self._unchanged = None, None, [], 0, 0
         strategy = self.model.distribute_strategy
         workers = getattr(strategy, "workers", None)
@@ -111,7 +111,7 @@ class BalanceShares(keras.callbacks.Callback):
         self._input = given if isinstance(given, Input) else None
         step_timestamps.ask()
         self._measure_from_here()
-        step_clock().attach(self._waits)
+        step_clock().attach(self._begins)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare the measurements of workers, when a comparison is due."""
@@ -127,7 +127,7 @@ class BalanceShares(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stop measuring."""
-        step_clock().detach(self._waits)
+        step_clock().detach(self._begins)
         self._input = None
         if self._former is not None:
             self._note_change(self._former)
@@ -210,14 +210,14 @@ class BalanceShares(keras.callbacks.Callback):
     def _measure_from_here(self) -> None:
         self._since = 0
         self._seen, _ = step_timestamps.taken()
-        self._waits.taken()
+        self._begins.taken()
 
     def _measured(self) -> tuple[float, float]:
         """Return the median seconds of computing and of waiting for input since the last look; 0 if not seen."""
+        begins = self._begins.taken()
         count, ring = step_timestamps.taken()
         fresh = min(count - self._seen, len(ring))
         self._seen = count
-        waits = self._waits.taken()
         if not fresh:
             return 0.0, 0.0
         stamps = np.asarray(ring)[np.arange(count - fresh, count) % len(ring)]
@@ -228,7 +228,7 @@ class BalanceShares(keras.callbacks.Callback):
         if self._in_a_call > 1 and len(stamps) > 1:  # the graph of several steps takes its batches by itself
             stamps = stamps[np.argsort(stamps[:, _BEGIN])]
             return computing, max(0.0, float(np.median(stamps[1:, _BEGIN] - stamps[:-1, _END])))
-        return computing, statistics.median(waits) / 1e9 if waits else 0.0
+        return computing, _waits(begins, stamps[:, _BEGIN])
 
     def _caps(self, workers: int, batch: int | None) -> tuple[int, ...] | None:
         if self.memory is None:
@@ -267,26 +267,38 @@ class MeasuredShares(BalanceShares):
         is_last = len(self._windows) == LOOK_BACK or len(self.changes) == LOOK_BACK
         if self._rows is not None and is_last and self._rows == rows:
             self._rows = None
-            step_clock().detach(self._waits)
+            step_clock().detach(self._begins)
 
 
-class _InputWaits(StepObserver):
-    """The time that each step of training has waited for its batch."""
+class _Begins(StepObserver):
+    """The times at which Python has begun steps of training.
+
+    It listens to nothing else: if phases were wanted too, batches would pass through Python, which costs short steps a
+    tenth of their time.
+    """
 
     def __init__(self) -> None:
-        self._kinds: dict[int, Kind] = {}
-        self._waits: list[int] = []
+        self._times: list[float] = []
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
-        self._kinds[step] = kind
+        if kind is Kind.TRAIN:
+            self._times.append(time.time())  # of the same clock as the stamps
 
-    def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
-        if self._kinds.pop(step, None) is Kind.TRAIN:
-            self._waits.append(spent.get(Phase.INPUT, 0))
-
-    def taken(self) -> list[int]:
-        found, self._waits = self._waits, []
+    def taken(self) -> list[float]:
+        found, self._times = self._times, []
         return found
+
+
+def _waits(begins: Sequence[float], batches: Any) -> float:
+    """Return the median seconds from the begin of a step to its batch; 0 if no begin was seen.
+
+    Example:
+        >>> round(_waits([1.0, 2.0], np.array([1.25, 2.25])), 3)
+        0.25
+    """
+    place = np.searchsorted(begins, batches, side="right") - 1
+    seen = place >= 0
+    return float(np.median(batches[seen] - np.asarray(begins)[place[seen]])) if seen.any() else 0.0
 
 
 def _why_not(model: keras.Model, strategy: Any) -> str | None:
