@@ -15,7 +15,7 @@ Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time, recognised 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,9 @@ from tfdist.compat.keras import fused_updates, keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
+
+# the modules of optimizers whose updates are known
+_KNOWN = ("keras.src.", "tfdist.")
 
 
 def creating_variable() -> Optimizer | None:
@@ -103,10 +106,19 @@ def is_horovods(optimizer: Any) -> bool:
 
 
 def override(
-    optimizer: Optimizer, *, apply: Callable[..., Any] | None = None, scale_loss: Callable[..., Any] | None = None
+    optimizer: Optimizer,
+    *,
+    apply: Callable[..., Any] | None = None,
+    apply_pairs: Callable[..., Any] | None = None,
+    scale_loss: Callable[..., Any] | None = None,
 ) -> None:
-    """Give one optimizer object, and those that it wraps, its own `apply` and `scale_loss` without Keras' reduction."""
+    """Give one optimizer object, and those that it wraps, its own `apply` and `scale_loss` without Keras' reduction.
+
+    ``apply_pairs`` takes the place of an `apply_gradients` that is none of Keras' own.
+    """
     own = vars(optimizer)
+    if apply_pairs is not None and type(optimizer).apply_gradients is not Optimizer.apply_gradients:
+        own["apply_gradients"] = apply_pairs
     if apply is not None:
         own["apply"] = apply
     if scale_loss is not None:
@@ -119,6 +131,38 @@ def override(
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
         own["build"] = functools.partial(_build, optimizer)
+
+
+def own_apply(optimizer: Optimizer, gradients: Sequence[Any], variables: Any, *, in_pairs: bool) -> None:
+    """Apply gradients by the optimizer's class: by `apply`, or by an `apply_gradients` that calls it."""
+    kind: Any = type(optimizer)
+    if not in_pairs:
+        kind.apply(optimizer, gradients, variables)
+        return
+    own = vars(optimizer)
+    before = own.get("apply")
+    own["apply"] = functools.partial(kind.apply, optimizer)
+    try:
+        kind.apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
+    finally:
+        del own["apply"]
+        if before is not None:
+            own["apply"] = before
+
+
+def has_own_updates(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer, itself or wrapped, is of a class that is neither Keras' nor tfdist's."""
+    return any(not type(one).__module__.startswith(_KNOWN) for one in chain(optimizer))
+
+
+def own_methods(optimizer: Optimizer) -> list[str]:
+    """Return the names of methods of a user's class that see all gradients of an update."""
+    every = [(one, name) for one in chain(optimizer) for name in ("apply", "apply_gradients", "stateless_apply")]
+    return [f"{type(one).__name__}.{name}" for one, name in every if not _module(one, name).startswith(_KNOWN)]
+
+
+def _module(optimizer: Optimizer, name: str) -> str:
+    return str(getattr(getattr(type(optimizer), name), "__module__", ""))
 
 
 def own_clip(optimizer: Optimizer, gradients: list[Any]) -> list[Any]:

@@ -111,12 +111,14 @@ class Call:
     """A call of an optimizer's `apply`: the variables, and each gradient's kind and number of parts.
 
     ``scale`` is the variable of the loss scale whose value the worker was given; None where there is none.
+    ``in_pairs`` says that the step called an `apply_gradients` of the user's.
     """
 
     optimizer: Any
     variables: list[Any]
     kinds: list[transport.Kind | None]
     scale: Any
+    in_pairs: bool
 
 
 class ToServers(reducer.GradientReducer):
@@ -208,13 +210,14 @@ class ToChief:
             self._scope.stand_in_for(changing, new_variables.for_step)
             with self._scope.updating():
                 values = reducer.in_their_places(part, len(gradients))
-                type(optimizer).apply(optimizer, values, variables)
+                in_pairs = replica_optimizers.in_pairs(optimizer)
+                keras_optimizer.own_apply(optimizer, values, variables, in_pairs=in_pairs)
         self._scope.changed(changing, len(self.calls))
 
     def _note_call(self, optimizer: Any, variables: list[Any], kinds: list[transport.Kind | None]) -> None:
         scale = loss_scale.variable_of(optimizer)
         held = scale if id(scale) in self._given else None
-        self.calls.append(Call(optimizer, variables, kinds, held))
+        self.calls.append(Call(optimizer, variables, kinds, held, replica_optimizers.in_pairs(optimizer)))
         present = tf.constant(1.0) if held is None else tf.convert_to_tensor(self._scope.present_value(held))
         self._scales.append(present)
 

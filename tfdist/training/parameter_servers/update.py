@@ -136,7 +136,7 @@ class Update:
                 whole = current_step.Step(rows=rows, global_rows=rows, all_reduce=list)
                 whole.weighted.add(id(call.optimizer))
                 with keras_optimizer.rate_multiplied(call.optimizer, factor), whole:
-                    type(call.optimizer).apply(call.optimizer, values, call.variables)
+                    keras_optimizer.own_apply(call.optimizer, values, call.variables, in_pairs=call.in_pairs)
         logs: list[tf.Tensor] = []
         for note, value in zip(self._computation.notes, notes, strict=True):
             if note.mode == "log":

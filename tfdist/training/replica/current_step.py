@@ -19,7 +19,7 @@ from tfdist.training.replica.judging import Rules, Verdict
 _current = threading.local()
 
 #: the kinds of values for which `Step.rule_of` is called, and of results that a step leaves in states
-KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric")
+KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric", "count")
 
 _NO_RULES = Rules()
 
@@ -114,10 +114,14 @@ class Step:
         self.counts_by_whole = False
         #: optimizers whose loss was weighted by `share` before its gradient was taken
         self.weighted: set[int] = set()
+        #: optimizers that are given gradients by an `apply_gradients` of the user's
+        self.in_pairs: set[int] = set()
         #: returns the result of a metric when the step asks for it; None leaves that to the metric
         self.result_of: Callable[[Any], Any] | None = None
         #: if the step is only tried: called with kind, number, name, value and `can_gather` of each call of `rule_of`
         self.noted: Callable[[str, int, str, Any, bool], None] | None = None
+        #: if the step is only tried: whether it is a `test_step`, which has no gradients
+        self.is_evaluation = False
         #: gathered rows of all replicas, with the tensor from which they were gathered, by its identity
         self.gathered: dict[int, tuple[Any, Any]] = {}
         #: whether the current trace becomes one program of XLA, see `compiled`
@@ -177,6 +181,15 @@ class Step:
         if kind == "gradient":
             self._check_order(self._asked[kind] - 1, rule)
         return self._weight_by(rule)
+
+    @contextlib.contextmanager
+    def pairing(self, optimizer: Any) -> Iterator[None]:
+        """Record in the block that an optimizer is given gradients by an `apply_gradients` of the user's."""
+        self.in_pairs.add(id(optimizer))
+        try:
+            yield
+        finally:
+            self.in_pairs.discard(id(optimizer))
 
     def will_apply_reduced(self) -> None:
         """Record that the next gradient is reduced: replicas weight it as a mean, whatever its loss was."""

@@ -35,6 +35,12 @@ _OF_FLOAT8 = (
     "compute_loss in place of train_step."
 )
 
+_OF_PARTS = (
+    "{} of the optimizer {!r} is given a worker's parts of gradients and weights, because the strategy divides them. A "
+    "norm of them is not that of one device. Let the optimizer clip (global_clipnorm=, clipnorm= or clipvalue=), "
+    "override update_step, which is given whole variables, or train under MultiWorkerMirroredStrategy."
+)
+
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch."""
@@ -46,6 +52,9 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             name=type(optimizer).__name__,
         )
     require_scope(optimizer, strategy)
+    own = services(strategy)
+    if (own.sharding is not None or own.weights is not None) and (names := keras_optimizer.own_methods(optimizer)):
+        _warn_of_parts(names[0], optimizer.name)
     for inner in keras_optimizer.wrapped(optimizer):  # is handed gradients that are reduced already
         if isinstance(inner, reducer.ReducesItself):
             raise ConfigError(
@@ -58,6 +67,7 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     keras_optimizer.override(
         optimizer,
         apply=functools.partial(_apply, optimizer),
+        apply_pairs=functools.partial(_apply_pairs, optimizer),
         scale_loss=functools.partial(_scale_loss, optimizer),
     )
 
@@ -93,11 +103,33 @@ def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
         current.sink.apply(optimizer, grads, trainable_variables)
 
 
+def _apply_pairs(optimizer: Any, grads_and_vars: Any) -> Any:
+    """Let an `apply_gradients` of the user's have the gradients of the global batch, as its `apply` does."""
+    current = current_step.current()
+    pairs = list(grads_and_vars)
+    if current is None:
+        return type(optimizer).apply_gradients(optimizer, pairs)
+    with current.pairing(optimizer):
+        optimizer.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+    return optimizer.iterations
+
+
+def in_pairs(optimizer: Any) -> bool:
+    """Return whether the gradients that an optimizer is given in this step came by its own `apply_gradients`."""
+    current = current_step.current()
+    return current is not None and id(optimizer) in current.in_pairs
+
+
 def _warn_of_tables(optimizer: Any, grads: list[Any], variables: Any) -> None:
     if reducer.keeps_duplicate_indices(optimizer):
         for gradient, table in zip(grads, variables or (), strict=False):
             if isinstance(gradient, tf.IndexedSlices):
                 _warn_of_table(table.path, type(optimizer).__name__)
+
+
+@functools.cache  # once for all functions of a model
+def _warn_of_parts(method: str, optimizer: str) -> None:
+    step_clock().warn(_OF_PARTS.format(method, optimizer))
 
 
 @functools.cache  # once for all replicas and steps
@@ -137,7 +169,7 @@ def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
         for i, value in _largest(optimizer, {i: grads[i] for i in direct if grads[i] is not None}).items():
             arrived[i] = value
         grads = arrived
-    type(optimizer).apply(optimizer, grads, variables)
+    keras_optimizer.own_apply(optimizer, grads, variables, in_pairs=in_pairs(optimizer))
 
 
 def _largest(optimizer: Any, values: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:

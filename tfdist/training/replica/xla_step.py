@@ -44,17 +44,19 @@ def run(user_step: Callable[[Any], Any], data: Any, current: current_step.Step) 
         current.sink, current.is_one_program, current.result_of = sink, False, result_of
     for call, own in zip(kept.calls, gradients, strict=True):
         assert sink is not None
-        sink.apply(call.optimizer, [_joined(*pair) for pair in zip(own, call.kinds, strict=True)], call.variables)
+        with current.pairing(call.optimizer) if call.in_pairs else contextlib.nullcontext():
+            sink.apply(call.optimizer, [_joined(*pair) for pair in zip(own, call.kinds, strict=True)], call.variables)
     return logs
 
 
 class _Call(NamedTuple):
-    """A call of an optimizer's `apply`."""
+    """A call of an optimizer's `apply`; ``in_pairs`` if it came by an `apply_gradients` of the user's."""
 
     optimizer: Any
     variables: Any
     kinds: list[list[sparse_rows.RowKind] | None]
     uses: int
+    in_pairs: bool
 
 
 class _Kept:
@@ -77,7 +79,8 @@ class _Kept:
         )
         known = None if variables is None else list(variables)
         kinds = [None if found is None else [kind for _, kind in found] for found in parts]
-        self.calls.append(_Call(optimizer, known, kinds, traced_uses.uses(known or [])))
+        in_pairs = id(optimizer) in self._current.in_pairs
+        self.calls.append(_Call(optimizer, known, kinds, traced_uses.uses(known or []), in_pairs))
 
     def end(self, logs: Any) -> Any:
         return logs
