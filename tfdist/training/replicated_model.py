@@ -26,7 +26,7 @@ from tfdist.gradients.sharding import sharded_slots
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, local_steps, step_timestamps, worker_callbacks
-from tfdist.training.checks import step_probe
+from tfdist.training.checks import equal_replicas, step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
 from tfdist.training.execution import Execution, InputError, Last, OneStep, Rows
 from tfdist.training.global_batches import Input
@@ -203,11 +203,12 @@ class _ReplicaSteps:
         self._strategy = strategy
         self.tried = tried
         self._epoch: weakref.ref[Any] | None = None
+        self._comparison = equal_replicas.Comparison(model, strategy, run.workers, training=training)
         self._seconds = 0.0  # of all steps
 
     @contextlib.contextmanager
     def running(self, iterator: Any) -> Iterator[None]:
-        """Renew the reduction when an epoch begins, and measure the time of steps."""
+        """Renew the reduction when an epoch begins, measure the time of steps, and compare replicas after the first."""
         if self.training and (self._epoch is None or self._epoch() is not iterator):
             self._epoch = weakref.ref(iterator)
             choosing = [one for one in keras_trainer.optimizers(self._model) if isinstance(one, ReducesItself)]
@@ -217,6 +218,7 @@ class _ReplicaSteps:
         began = time.monotonic()
         try:
             yield
+            self._comparison.after_steps(iterator)
         finally:
             self._seconds += time.monotonic() - began
 
@@ -224,8 +226,7 @@ class _ReplicaSteps:
         """Run steps in one graph; return None if the model runs eagerly, the step is untried, or Python must check."""
         if self._model.run_eagerly or self.tried.is_due or not self.run.runs_several:
             return None
-        count = batches.free(left)
-        count = local_steps.left(self._model, count, training=self.training)
+        count = local_steps.left(self._model, batches.free(left), training=self.training)
         if count == 1:
             with self._stepping() as done:  # the step may be traced here, by the services of its synchronization
                 if not self.run.can_run_next(batches.layout):

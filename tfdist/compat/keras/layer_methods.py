@@ -20,6 +20,18 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from tfdist.compat.keras import keras_variables
 
+# attributes with functions of weights alone, and of results that are losses
+_OF_WEIGHTS = ("initializer", "regularizer", "constraint")
+_ASSIGNMENTS = frozenset({"assign", "assign_add", "assign_sub", "set_weights"})
+# what a layer holds and calls, and what is looked at by itself or counts only
+_PARTS = (keras.Layer, keras.Metric, keras.Variable)
+# layers of Keras that run programs of other libraries
+_CARRIERS = tuple(
+    getattr(keras.layers, name)
+    for name in ("TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
+    if hasattr(keras.layers, name)
+)
+
 
 def override_moments(layer: keras.layers.BatchNormalization, moments: Callable[..., Any]) -> None:
     """Let one layer take its mean and variance from ``moments(inputs, mask)``, once."""
@@ -57,6 +69,11 @@ def may_add_losses(layer: keras.layers.Layer) -> bool:
     return "add_loss" in _names_in(layer.__class__)
 
 
+def may_assign(layer: keras.layers.Layer) -> bool:
+    """Return whether the class of a layer or model, if it is none of Keras', assigns variables."""
+    return not _ASSIGNMENTS.isdisjoint(_names_in(layer.__class__))
+
+
 def has_metrics(layer: keras.layers.Layer) -> bool:
     """Return whether a layer of the user's has metrics, which count what it gives them."""
     return not _is_keras(type(layer)) and not isinstance(layer, keras.Model) and bool(layer._metrics)
@@ -74,12 +91,44 @@ def comparing_rows(layers: Iterable[keras.layers.Layer]) -> list[str]:
 def _comparing_rows(layer: keras.layers.Layer) -> list[str]:
     operations = getattr(layer, "operations", None) or ()  # those of a functional model are not all layers
     found = [one.name for one in operations if not isinstance(one, keras.layers.Layer)]
-    axis = getattr(layer, "axis", None)
-    is_over_rows = 0 in (axis if isinstance(axis, (list, tuple)) else (axis,))
-    call = getattr(type(layer), "call", None)
-    if is_over_rows or isinstance(layer, keras.layers.Lambda) or not _is_keras(call):
+    if _is_over_rows(layer) or _runs_other_code(layer):
         found.append(layer.name)
     return found
+
+
+def _is_over_rows(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer of Keras may compute over the first axis, as it is configured."""
+    if isinstance(layer, keras.layers.MelSpectrogram):  # its floor is below the largest value of a batch
+        return bool(layer.power_to_db)
+    if isinstance(layer, keras.layers.TextVectorization):  # it pads texts to the longest one
+        return layer._output_mode == "int" and not layer._ragged and layer._output_sequence_length is None
+    axis = getattr(layer, "axis", None)
+    return 0 in (axis if isinstance(axis, (list, tuple)) else (axis,))
+
+
+def _runs_other_code(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer computes by code that is not that of Keras' layers: its own, or that of what it is given.
+
+    A model of the user's that leaves `call` to Keras has layers, which are looked at themselves.
+    """
+    if isinstance(layer, (keras.layers.Lambda, *_CARRIERS)):
+        return True
+    kind: Any = type(layer)
+    if not all(map(_is_keras, (kind.call, kind.__call__))):
+        return True
+    if isinstance(layer, keras.Model):  # it holds metrics and an optimizer
+        return False
+    given = [value for name, value in vars(layer).items() if not name.endswith(_OF_WEIGHTS)]
+    return any(callable(one) and not isinstance(one, _PARTS) and not _is_known(one) for one in given)
+
+
+def _is_known(function: Any) -> bool:
+    """Return whether a function that a layer holds is Keras' or TensorFlow's, or a method of it that tfdist gave it."""
+    while isinstance(function, functools.partial):
+        if function.keywords.get("axis") == 0:
+            return False
+        function = function.func
+    return _is_keras(function) or str(getattr(function, "__module__", "")).startswith("tfdist.")
 
 
 @functools.cache

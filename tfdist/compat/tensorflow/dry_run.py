@@ -10,6 +10,7 @@ from tensorflow.python.framework import op_def_registry
 
 # Operations that have a state, but leave nothing behind that is read later.
 _HARMLESS = {"Assert", "Case", "HashTableV2", "If", "PartitionedCall", "Placeholder", "PrintV2", "ReadVariableOp"}
+_HARMLESS |= {"LookupTableFindV2", "LookupTableSizeV2"}
 _HARMLESS |= {"ResourceGather", "ResourceGatherNd", "StatefulPartitionedCall", "VarHandleOp", "VariableShape", "While"}
 _COLLECTIVES = ("Collective", "Horovod", "Tfdist")
 _OF_CHANCE = ("Random", "Multinomial", "TruncatedNormal", "CudnnRNN")

@@ -1,6 +1,6 @@
 """Sentences about results that replicas cannot combine, each with an exact alternative."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.compat.tensorflow.steps import gradient_uses
@@ -17,6 +17,7 @@ _TOLD = {
     "number": "the metric {name!r}",
     "metric": "what the metric {name!r} keeps",
     "log": "the log {name!r} of {model}.train_step or test_step",
+    "count": "the whole number {name!r} in the logs of {model}.train_step or test_step",
     "state": "the state {name!r}",
 }
 _OF_LOSSES = (
@@ -41,6 +42,7 @@ _WAYS = {
     "number": "Count in a keras.Metric of your own whose variables are sums over examples, and divide in its result().",
     "metric": "Keep sums over examples in its variables, and divide in result().",
     "log": "Log a mean or a sum over examples, or the result of a metric.",
+    "count": "Log a sum over examples, or the result of a metric.",
     "state": (
         "Keep a sum, a mean or a maximum over examples, or gather what the state is made of "
         "(tf.distribute.get_replica_context().all_gather)."
@@ -69,7 +71,7 @@ class CannotTryError(Exception):
 def of(kind: str, name: str, model: Any) -> str:
     """Return the sentence about a value or a state that replicas cannot combine."""
     paths = name.split(", ")
-    shown = ", ".join(map(repr, paths[:_SHOWN])) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+    shown = _listed(paths)
     if kind == "layers":
         return (
             f"{'one of ' * (len(paths) > 1)}{shown} (model {model.name!r}) computes with other rows of a batch than an "
@@ -81,6 +83,22 @@ def of(kind: str, name: str, model: Any) -> str:
         "replica computes it of its own examples, and these are averaged by their number, which is not what one "
         f"device computes. {_WAYS[kind]}"
     )
+
+
+def apart(model: Any, paths: Sequence[str]) -> str:
+    """Return the sentence about weights that are no longer the same on all replicas."""
+    return (
+        f"the weights {_listed(paths)} (model {model.name!r}) differ between replicas after a step. The code of a "
+        "step, a layer or an optimizer gives each replica other values: random numbers, or values of its own examples. "
+        "So replicas train different models, and the first one is saved. Draw the same numbers on every replica "
+        "(tf.random.stateless_normal with optimizer.iterations in its seed, or a keras.random.SeedGenerator of the "
+        'optimizer), and assign means over all (tf.distribute.get_replica_context().all_reduce("MEAN", value)).'
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def untried(model: Any, error: Exception) -> str:

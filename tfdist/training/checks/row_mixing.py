@@ -1,11 +1,12 @@
 """The check, before a batch is divided, that what a model makes of a row depends on that row alone.
 
 Keras' own layers keep rows apart, except for batch normalization, which is known. Other code may compare the rows of a
-batch: a layer that adds their deviation, a softmax over them, an operation of a functional model. Its forward pass is
-computed for a few rows, and for two parts of them. Models that differ are then tried in full by `step_probe`.
+batch: a layer that adds their deviation, a softmax over them, an operation of a functional model, or an activation
+function of the user's. The forward pass is computed for a few rows, and for two parts of them. So are gradients, if
+some are defined by the user. Models that differ are then tried in full by `step_probe`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer, layer_methods, stateless_scope
-from tfdist.compat.tensorflow import dry_run
+from tfdist.compat.tensorflow import custom_gradients, dry_run
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import tried_step
 from tfdist.training.epoch import flat
 from tfdist.training.replica import batch_rows
+
+# largest relative difference that is rounding, of gradients
+_OF_GRADIENTS = 1e-3
 
 
 def suspects(model: keras.Model) -> list[str]:
@@ -67,8 +71,34 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
     count = int(batch_rows.rows_of(data))
     cut = count // 3 or 1
     bounds = ((0, count), (0, cut), (cut, count))
-    runs = [traced(*flat((batch_rows.slice_rows(data, tf.constant(a), tf.constant(b)),))) for a, b in bounds]
-    return any(differ([one.numpy() for one in each], how.tolerance) for each in zip(*runs, strict=True))
+    rows = [flat((batch_rows.slice_rows(data, tf.constant(a), tf.constant(b)),)) for a, b in bounds]
+    runs = [traced(*some) for some in rows]
+    if any(differ([one.numpy() for one in each], how.tolerance) for each in zip(*runs, strict=True)):
+        return True
+    if not custom_gradients.has_users(traced):
+        return False
+    return how.meets or not _add_up(model, outputs, specs, rows, tolerance=_OF_GRADIENTS)
+
+
+def _add_up(
+    model: keras.Model, outputs: Callable[..., list[tf.Tensor]], specs: list[Any], rows: list[Any], *, tolerance: float
+) -> bool:
+    """Return whether gradients for parts of the rows add up to those for all, as those of rows that are apart do."""
+
+    def gradients(*given: Any) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            found = [one for one in outputs(*given) if one.dtype.is_floating]
+            total = tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in found])
+        with replica_contexts.of_no_strategy(0):
+            every = tape.gradient(total, [variable.value for variable in model.trainable_variables])
+        return [tf.convert_to_tensor(one) for one in every if one is not None]
+
+    traced = tf.function(gradients, autograph=False).get_concrete_function(*specs)
+    whole, first, second = ([one.numpy() for one in traced(*some)] for some in rows)
+    return all(
+        np.abs(a - b - c).max(initial=0) <= tolerance * np.abs([a, b, c]).max(initial=0)
+        for a, b, c in zip(whole, first, second, strict=True)
+    )
 
 
 def can_compare(traced: Any, *, meets: bool = False) -> bool:

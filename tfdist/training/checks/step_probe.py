@@ -43,6 +43,8 @@ _RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
     "sum": ("sum", "unknown"),
     "mean": ("mean", "equal", "unknown"),
 }
+# of the others the first replica's are kept, which may have no examples
+_RIGHT_FOR_ONE: tuple[Verdict, ...] = ("unknown",)
 
 Found = dict[Key, StateRule]
 Parts = list[tuple[float, Run]]
@@ -129,6 +131,14 @@ def _rule(number: int, assignment: Assignment, tried: TriedStep, runs: Runs, *, 
     return StateRule(verdict, base if verdict == "sum" else 1.0)
 
 
+def warn_once(model: keras.Model, workers: Workers, sentence: str) -> None:
+    """Let the chief warn, once for each model."""
+    said = planted.of_model(model).said
+    if sentence not in said and workers.is_chief:
+        step_clock().warn(sentence)
+    said.add(sentence)
+
+
 class Probe:
     """The rules of a model's steps, found before the first step."""
 
@@ -186,7 +196,7 @@ class Probe:
         layers = keras_trainer.layers(model)
         if any(layer_methods.may_add_losses(one) or layer_methods.has_metrics(one) for one in layers):
             return True
-        if any(metric_weights.is_of_users(metric) for metric in keras_trainer.metrics(model)):
+        if any(metric_weights.is_unknown(metric) for metric in keras_trainer.metrics(model)):
             return True
         return self._training and bool(keras_variables.states_of_users(model))
 
@@ -292,11 +302,8 @@ class Probe:
 
     def warn(self) -> None:
         """Warn once about each result that cannot be combined."""
-        said = planted.of_model(self._model).said
         for sentence in dict.fromkeys(self.neither):
-            if sentence not in said and self._workers.is_chief:
-                step_clock().warn(sentence)
-            said.add(sentence)
+            warn_once(self._model, self._workers, sentence)
 
     def _settle(self, agreed: Found, names: dict[Key, str]) -> None:
         """Turn verdicts into rules, and results without a rule into sentences."""
@@ -345,7 +352,8 @@ class Probe:
 
     def _try(self, data: Any, is_cut: bool) -> tuple[Found, dict[Key, str]]:
         in_16_bits = keras_trainer.computes_in_16_bits(self._model)
-        tried = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut)
+        how: dict[str, Any] = {"meets_others": is_cut, "training": self._training}
+        tried = TriedStep(self._model, self._strategy, self._step, data, **how)
         runs = Runs.of(tried, data)
         values = _verdicts(tried, runs, in_16_bits=in_16_bits)
         if self._somewhere(tried.asked.meets and "neither" in values.values(), is_cut):
@@ -360,7 +368,7 @@ class Probe:
         unsettled = neither and put_together and self._training and not self._model.jit_compile
         if self._somewhere(bool(unsettled), is_cut):
             # What follows from states that replicas put together inside the step is right where these are.
-            again = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut, fed=put_together)
+            again = TriedStep(self._model, self._strategy, self._step, data, **how, fed=put_together)
             fed = runs.fed_to(again, data)
             of_values = _verdicts(again, fed, in_16_bits=in_16_bits)
             better = {key: of_values[key] for key, verdict in values.items() if verdict == "neither"}
@@ -390,9 +398,11 @@ class Probe:
         for assignment, rule in zip(made, rules, strict=True):
             if assignment.key[0] == "state":
                 of_state.setdefault(assignment.key, []).append(rule)
-            elif rule.verdict not in _RIGHT_FOR_METRICS.get(assignment.aggregation, judging.VERDICTS):
-                can_gather = self._gathers and assignment.key in gatherable
-                found[assignment.key] = StateRule("whole" if can_gather else "neither")
+            elif rule.verdict not in _RIGHT_FOR_METRICS.get(assignment.aggregation, _RIGHT_FOR_ONE):
+                if self._gathers and assignment.key in gatherable:
+                    found[assignment.key] = StateRule("whole")
+                elif rule.verdict != "equal":
+                    found[assignment.key] = StateRule("neither")
         for key, several in of_state.items():
             rule = judging.agreed_rule(several)
             found[key] = StateRule(rule.verdict, rule.kept, at_once or (len(several) > 1 and rule.kept != 1.0))
