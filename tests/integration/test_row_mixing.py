@@ -38,6 +38,27 @@ class Residual(layers.Layer):
         return shape
 
 
+class Calling(layers.Dense):
+    """Computes with the mean of a batch before Keras calls it."""
+
+    def __call__(self, inputs: Any, *args: Any, **options: Any) -> Any:
+        return super().__call__(inputs - ops.mean(inputs, axis=0, keepdims=True), *args, **options)
+
+
+class Backward(layers.Layer):
+    """Changes gradients: each is divided by the norm of all of a batch, or clipped by itself."""
+
+    def __init__(self, by: Callable[[Any], Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.by = by
+
+    def call(self, inputs: Any) -> Any:
+        return tf.custom_gradient(lambda x: (tf.identity(x), self.by))(inputs)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
 class Noise(Deviating):
     """Draws numbers that no seed of Keras controls."""
 
@@ -60,6 +81,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "over_rows": lambda x: layers.Softmax(axis=0, name="over_rows")(x),
     "centred": lambda x: layers.Lambda(lambda h: h - ops.mean(h, axis=0), name="centred")(x),
     "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
+    "activated": lambda x: layers.Dense(3, activation=lambda h: ops.softmax(h, axis=0), name="activated")(x),
     "inside": lambda x: keras.Sequential([keras.Input((4,)), Deviating(name="inside")], name="nested")(x),
 }
 APART: dict[str, Callable[[Any], Any]] = {
@@ -68,6 +90,9 @@ APART: dict[str, Callable[[Any], Any]] = {
     "over features": lambda x: x - ops.mean(x, axis=1, keepdims=True),
     "normalized": lambda x: layers.BatchNormalization()(x),
     "noise": lambda x: Noise()(x),
+    "activated": lambda x: layers.Dense(3, activation=lambda h: h * ops.sigmoid(h))(x),
+    "clipped gradients": lambda x: Backward(lambda dy: tf.clip_by_value(dy, -0.01, 0.01))(x),
+    "gradients of a library": lambda x: layers.Lambda(tf.nn.silu)(x),
 }
 
 
@@ -101,6 +126,20 @@ def test_what_keeps_rows_apart_is_left_alone(name: str) -> None:
 
 def test_layers_of_keras_need_no_trial() -> None:
     assert not row_mixing.suspects(keras.Sequential([keras.Input((4,)), layers.Dense(2), layers.BatchNormalization()]))
+
+
+def test_gradients_of_ones_own_that_compare_rows_are_found() -> None:
+    assert _mixes(model_of(lambda x: Backward(lambda dy: dy / tf.norm(dy))(x)))
+
+
+def test_layers_that_look_at_a_whole_batch_are_suspects() -> None:
+    texts = layers.TextVectorization(name="texts")
+    spectrum = layers.MelSpectrogram(name="spectrum")
+    apart = [layers.TextVectorization(output_sequence_length=5), layers.MelSpectrogram(power_to_db=False)]
+    model = keras.Sequential([layers.Dense(2, "silu", kernel_regularizer=lambda w: 0.1), *apart])
+    assert not row_mixing.suspects(model)
+    calling = Calling(3, name="calling")
+    assert row_mixing.suspects(keras.Sequential([texts, spectrum, calling])) == ["texts", "spectrum", "calling"]
 
 
 def test_one_number_for_a_batch_compares_rows() -> None:

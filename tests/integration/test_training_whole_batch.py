@@ -52,10 +52,17 @@ def test_what_depends_on_the_whole_batch_is_that_of_one_device(pool: WorkerPool,
     assert call(pool, "differences", name=name) == {"wrong": {}, "said": [], "unequal": []}
 
 
-@pytest.mark.parametrize("name", ["queue/kept", "wrapping/kept", "balances", "deviation", "over_rows", "mean", "peak"])
+@pytest.mark.parametrize(
+    "name", ["queue/kept", "wrapping/kept", "balances", "deviation", "over_rows", "mean", "peak", "kernel"]
+)
 def test_what_cannot_be_right_is_said_once_by_the_user_s_name(pool: WorkerPool, name: str) -> None:
     (sentence,) = call(pool, "sentences", name=name)
     assert name in sentence
+
+
+def test_a_layer_that_compares_rows_is_said_of_a_model_that_is_only_evaluated(pool: WorkerPool) -> None:
+    (sentence,) = call(pool, "said_of_an_evaluation")
+    assert "'centring'" in sentence
 
 
 def test_a_step_that_cannot_be_tried_is_told_without_the_text_of_tensorflow(pool: WorkerPool) -> None:

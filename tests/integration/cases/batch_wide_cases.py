@@ -200,11 +200,36 @@ def _centred(**options: Any) -> keras.Model:
     return model
 
 
-class Comparing(keras.losses.Loss):
-    """A loss with a value for each example that is compared with the batch."""
+class Comparing(keras.losses.MeanSquaredError):
+    """A loss with a value for each example that is compared with the batch, in place of the one of Keras."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return ops.mean(ops.square(y_pred - ops.mean(y_pred, axis=0) - y_true), axis=-1)
+
+
+class Clipping(keras.optimizers.SGD):
+    """Clips gradients before it applies them."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        clipped, _ = tf.clip_by_global_norm(gradients, 0.1)
+        return super().apply_gradients(zip(clipped, variables, strict=True))
+
+
+class Shaken(keras.optimizers.SGD):
+    """Adds random numbers to the weights."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate)
+        variable.assign_add(0.01 * tf.random.normal(variable.shape))
+
+
+class Logging(keras.Sequential):
+    """Logs a whole number that is a sum over examples, and one that is not."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        above = ops.sum(ops.cast(y_pred > y, "int32"))
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), "above": above, "width": ops.shape(y)[1]}
 
 
 class F1(keras.metrics.Metric):
@@ -247,6 +272,14 @@ class LargestError(F1):
         return self.total * 1.0
 
 
+class Undeclared(Seen):
+    """A metric of the user's with a variable that says nothing of replicas."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.count = keras.Variable(0.0, trainable=False, name="undeclared")
+
+
 def _dice(y: Any, p: Any) -> Any:
     return 1 - 2 * ops.sum(y * p) / (ops.sum(y) + ops.sum(p) + 1e-3)
 
@@ -272,12 +305,18 @@ def _balance(inputs: Any) -> Any:
 
 
 def _built(
-    *layers: Any, loss: Any = "mse", metrics: Any = (), penalty: str | None = None, **options: Any
+    *layers: Any,
+    loss: Any = "mse",
+    metrics: Any = (),
+    penalty: str | None = None,
+    kind: Any = keras.Sequential,
+    optimizer: Any = keras.optimizers.SGD,
+    **options: Any,
 ) -> keras.Model:
     keras.utils.set_random_seed(3)
     first, last = keras.layers.Dense(4, activity_regularizer=penalty), keras.layers.Dense(3, activation="softplus")
-    model = keras.Sequential([keras.Input((4,)), first, *layers, last])
-    model.compile(keras.optimizers.SGD(0.05), loss, metrics=list(metrics), **options)
+    model = kind([keras.Input((4,)), first, *layers, last])
+    model.compile(optimizer(0.05), loss, metrics=list(metrics), **options)
     return model
 
 
@@ -297,7 +336,7 @@ _STATES = (
 )
 #: what is the same as on one device
 RIGHT: dict[str, Callable[..., keras.Model]] = {
-    "states": lambda **options: _built(*(kind() for kind in _STATES), **options),
+    "states": lambda **options: _built(*(kind() for kind in _STATES), kind=Logging, **options),
     "a codebook": lambda **options: _built(Codebook(), **options),
     "losses of layers": lambda **options: _built(
         Adds(lambda h: 0.1 * ops.sum(h * h)), Adds(lambda h: 0.1 * ops.mean(h * h)), **options
@@ -308,11 +347,16 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "dice of Keras": lambda **options: _built(loss=keras.losses.Dice(), **options),
     "tversky of Keras": lambda **options: _built(loss=keras.losses.Tversky(alpha=0.3, beta=0.7), **options),
     "a loss with a mask": lambda **options: _built(loss=_masked, **options),
-    "a loss that compares": lambda **options: _built(loss=Comparing(), **options),
+    "a loss that compares": lambda **options: _built(loss=Comparing(), optimizer=Clipping, **options),
     "a similarity over rows": lambda **options: _built(loss=keras.losses.CosineSimilarity(axis=0), **options),
     "a layer of ones own": lambda **options: _built(Attention(), **options),
     "metrics": lambda **options: _built(
-        metrics=[_dice, _centred_error, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")], **options
+        metrics=[
+            *(_dice, _centred_error, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")),
+            *(Undeclared(name="undeclared"), keras.losses.dice, keras.metrics.CosineSimilarity(axis=0)),
+            keras.losses.MeanSquaredError(reduction="sum", name="summed"),
+        ],
+        **options,
     ),
 }
 #: what cannot be right, and is said by the name that the user gave
@@ -324,6 +368,7 @@ SAID: dict[str, Callable[..., keras.Model]] = {
     "over_rows": lambda **options: _built(keras.layers.Softmax(axis=0, name="over_rows"), **options),
     "mean": _centred,
     "peak": lambda **options: _built(Peak(), **options),
+    "kernel": lambda **options: _built(optimizer=Shaken, **options),
 }
 
 
@@ -367,6 +412,16 @@ def differences(name: str, **options: Any) -> dict[str, Any]:
 def sentences(name: str) -> list[str]:
     """Return the warnings about a model that cannot be right, in two calls of fit."""
     said: list[str] = trained(SAID[name], STRATEGY, fits=2)["said"]
+    return said
+
+
+def said_of_an_evaluation() -> list[str]:
+    """Return the warnings about a model that is only evaluated, with an activation that compares rows."""
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.layers.Dense(3, activation=lambda h: h - ops.mean(h, axis=0), name="centring")])
+        model.compile(loss="mse")
+    with heard() as said:
+        model.evaluate(X, Y, batch_size=BATCH, verbose=0)
     return said
 
 

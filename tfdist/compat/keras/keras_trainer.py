@@ -391,8 +391,8 @@ def has_own_train_step(model: keras.Model) -> bool:
 
 
 def reduces_by_itself(model: keras.Model, user_step: Callable[..., Any]) -> bool:
-    """Return whether code of the user's, and not Keras, decides what the losses of a step are reduced to."""
-    own = (user_step, model.compute_loss)
+    """Return whether code of the user's, and not Keras, decides what losses and logs of a step are reduced to."""
+    own = (user_step, model.compute_loss, model.compute_metrics)
     if not all(getattr(one, "__module__", "").startswith("keras.src.") for one in own):
         return True
     container = compiled_losses(model)

@@ -43,7 +43,7 @@ def is_of_keras(loss: Any) -> bool:
 
 
 def compares_examples(loss: Any) -> bool:
-    """Return whether a loss of Keras combines several examples of a batch in one value."""
+    """Return whether a loss of Keras, or its function, combines several examples of a batch in one value."""
     if isinstance(loss, keras.losses.Circle):
         return True
     axes = getattr(loss, "axis", None) if hasattr(loss, "axis") else getattr(loss, "_fn_kwargs", {}).get("axis")
@@ -56,9 +56,12 @@ def compares_examples(loss: Any) -> bool:
 
 
 def keeps_examples(loss: keras.losses.Loss) -> bool:
-    """Return whether the loss has a value for every example: Keras' own do, a function of the user's may drop some."""
-    function = getattr(loss, "fn", loss)
-    return getattr(function, "__module__", "").split(".")[0] == "keras"
+    """Return whether the loss has a value for every example: Keras' own do, code of the user's may drop some.
+
+    A subclass of a loss of Keras may have a `call` of its own.
+    """
+    used = (getattr(loss, "fn", loss), type(loss).call)
+    return all(getattr(one, "__module__", "").split(".")[0] == "keras" for one in used)
 
 
 def parts(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Parts:

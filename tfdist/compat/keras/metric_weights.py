@@ -15,6 +15,7 @@ from keras.src.backend import get_keras_mask
 from keras.src.losses.loss import apply_mask
 
 from tfdist.compat import planted
+from tfdist.compat.keras.loss import compares_examples
 
 
 class Weigh(Protocol):
@@ -67,14 +68,22 @@ def override_result(metric: keras.Metric, result: Callable[[keras.Metric], Any])
     vars(metric).setdefault("result", functools.partial(result, metric))
 
 
-def is_of_users(metric: keras.Metric) -> bool:
-    """Return whether a metric counts by code of the user's: its `update_state`, or a function of whose values it is."""
+def is_unknown(metric: keras.Metric) -> bool:
+    """Return whether nothing says that a metric counts each example by itself, with equal weight.
+
+    It may count by code of the user's: its `update_state`, or a function of whose values it is the mean. Functions and
+    losses of Keras may compare examples, and a loss may add them up.
+    """
     if counts_by_itself(metric):
         return True
     function = getattr(metric, "_fn", None)
     while isinstance(function, functools.partial):
         function = function.func
-    return function is not None and not str(getattr(function, "__module__", "")).startswith("keras.src.")
+    if function is None:
+        return False
+    is_of_keras = str(getattr(function, "__module__", "")).startswith("keras.src.")
+    over_rows = (getattr(metric, "_fn_kwargs", None) or {}).get("axis") == 0
+    return not is_of_keras or over_rows or isinstance(function, keras.Loss) or compares_examples(function)
 
 
 def counts_by_itself(metric: keras.Metric) -> bool:
@@ -114,7 +123,7 @@ def _update_wrapper(metric: Any, weigh: Weigh, y_true: Any, y_pred: Any, sample_
     compute = functools.partial(metric._fn, **metric._fn_kwargs)
     values = tf.convert_to_tensor(compute(y_true, y_pred))
     sample_weight = apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
-    if values.shape.rank != 0 and is_of_users(metric):  # which may compare rows
+    if values.shape.rank != 0 and is_unknown(metric):  # which may compare rows
         how: dict[str, Any] = {"compute": compute, "given": (y_true, y_pred)} if sample_weight is None else {}
         values, weight = weigh(metric, values, **how)
         sample_weight = sample_weight if weight is None else weight

@@ -86,10 +86,12 @@ class TriedStep:
         data: Any,
         *,
         meets_others: bool,
+        training: bool,
         fed: Mapping[int, np.ndarray] | None = None,
     ) -> None:
         self._model = model
         self._run = run
+        self._training = training
         self._fed = fed or {}
         self.asked = Asked()
         self._together: tuple[int, Rules, Any] | None = None  # what was traced last of several parts
@@ -197,7 +199,7 @@ class TriedStep:
             if id(v) in keys and not isinstance(keras_variables.value_of(v), tf.Variable)
         ]
         scope = stateless_scope.FollowedUpdates(given_values, keys, follow)
-        sink = _Noted(note)
+        sink = _Noted(note, training=self._training)
         all_reduce = list if part is None else part.all_reduce
         shares = {"rows": rows, "global_rows": rows if total is None else total, "index": draw, "rules": rules}
         with replica_contexts.of_no_strategy(0 if part is None else part.index), scope:
@@ -260,8 +262,9 @@ class TriedStep:
 class _Noted:
     """The sink of a step that is only tried."""
 
-    def __init__(self, note: Callable[[str, int, str, Any, bool], None]) -> None:
+    def __init__(self, note: Callable[[str, int, str, Any, bool], None], *, training: bool) -> None:
         self._note = note
+        self._training = training
 
     @property
     def meets(self) -> bool:
@@ -271,6 +274,7 @@ class _Noted:
         """Record the values that the step asks for; results of metrics are over all replicas already."""
         self._current = current
         current.noted, current.result_of = self._note, _ones
+        current.is_evaluation = not self._training
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
         known = [] if variables is None else [variable.path for variable in variables]
@@ -278,7 +282,7 @@ class _Noted:
 
     def end(self, logs: Any) -> None:
         for name, value in replica_metrics.named_scalars(logs):
-            self._current.is_sum("log", value, name=name)
+            self._current.is_sum("log" if value.dtype.is_floating else "count", value, name=name)
 
 
 def made_variables(strategy: tf.distribute.Strategy) -> bool:

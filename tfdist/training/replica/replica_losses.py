@@ -106,7 +106,10 @@ class GlobalLoss:
             if current.noted is not None:
                 return _stand_in(total, y_pred, current)
         if current.noted is not None:  # what is found out is how the rest of the step reduces
-            return tf.reduce_sum(parts.values) / tf.cast(current.rows, parts.values.dtype)
+            mean = tf.reduce_sum(parts.values) / tf.cast(current.rows, parts.values.dtype)
+            if current.is_evaluation:  # what layers make of a batch shows in no gradient
+                current.is_sum("gradient", [mean], name=self._name)
+            return mean
         return _reduce(parts, self._loss, self._name, current)
 
     def _of_number(self, value: tf.Tensor, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:

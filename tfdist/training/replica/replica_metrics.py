@@ -84,7 +84,7 @@ class Totals:
     def restore(self) -> None:
         """Let a replica without examples keep its former value where that is not summed."""
         for variable in self.variables:
-            if id(variable) in self._before and variable.aggregation != "sum":
+            if id(variable) in self._before and variable.aggregation != "sum" and id(variable) not in self._of_whole:
                 variable.assign(tf.where(self._current.rows > 0, variable.value, self._before[id(variable)]))
 
     def over(self, sums: list[tf.Tensor], ask: Callable[[], Any]) -> Any:
@@ -148,7 +148,8 @@ def _weighed(
     number = tf.reduce_sum(tf.cast(value, tf.float32)) if has_rows else value
     rule = current.rule_of("number", number, name=metric.name, can_gather=can_gather)
     if rule == "whole" and compute is not None and can_gather:
-        value = tf.convert_to_tensor(compute(*across.gathered(given, current, what=f"the metric {metric.name!r}")))
+        value = compute(*across.gathered(given, current, what=f"the metric {metric.name!r}"))
+        value = tf.identity(value)  # without a mask, which Keras would apply to the weights
         if has_rows:  # Keras would count rows with one weight as one
             return value, tf.fill(tf.shape(value)[:1], current.share)
     elif has_rows:
@@ -196,17 +197,26 @@ def synchronise(
     known = totals.known()
     totals.restore()
     sent = ([] if known is not None else totals.parts()) + parts
-    sent += [replica_sums.weighted(value, current.weight_of("log", value)) for value in own]
+    shared = [_shared(value, current) for value in own]
+    sent += [value for value in shared if value is not None]
     sums = (known or []) + (current.all_reduce(sent) if sent else [])
     if moved is not None:
         moved.assign(sums[len(variables) : len(variables) + len(parts)])
     gather_in_one_place(variables, sums)
-    means = sums[len(variables) + len(parts) :]
+    arrived = iter(sums[len(variables) + len(parts) :])
+    combined = [value if one is None else next(arrived) for value, one in zip(own, shared, strict=True)]
     found = _metric_logs(model, logs, touched, totals, sums)
     if found is None and current.replaced_results:
         raise current_step.not_logged_as_itself(current.replaced_results[0])
     keras_trainer.note_logs(model, are_metrics=found is not None)
-    return structure(means) if found is None else found
+    return structure(combined) if found is None else found
+
+
+def _shared(value: tf.Tensor, current: current_step.Step) -> tf.Tensor | None:
+    """Return what a replica adds to a number in the logs; None for a whole number that each replica has."""
+    if value.dtype.is_floating:
+        return replica_sums.weighted(value, current.weight_of("log", value))
+    return value * tf.cast(current.present, value.dtype) if current.is_sum("count", value) else None
 
 
 def gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) -> None:
@@ -240,9 +250,13 @@ def are_metrics(model: keras.Model, logs: Any, results: dict[str, Any], touched:
 
 
 def named_scalars(logs: Any) -> list[tuple[str, tf.Tensor]]:
-    """Return the float scalars in the logs with their names, in the order of `scalars`."""
+    """Return the scalar numbers in the logs with their names, in the order of `scalars`."""
     pairs = [(name, tf.convert_to_tensor(value)) for name, value in _with_names(logs) if value is not None]
-    return [(name, value) for name, value in pairs if value.shape.rank == 0 and value.dtype.is_floating]
+    return [(name, value) for name, value in pairs if _is_number(value)]
+
+
+def _is_number(value: tf.Tensor) -> bool:
+    return bool(value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer))
 
 
 def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
@@ -252,10 +266,10 @@ def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def scalars(logs: Any) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
-    """Return the float scalars in the logs, and a function that puts other values in their place."""
+    """Return the scalar numbers in the logs, and a function that puts other values in their place."""
     flat = tf.nest.flatten(logs)
     tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
-    index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
+    index = [i for i, v in enumerate(tensors) if v is not None and _is_number(v)]
 
     def put(values: list[Any]) -> Any:
         leaves: list[Any] = list(tensors)
