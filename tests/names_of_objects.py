@@ -26,6 +26,7 @@ from tests.private_objects import (
     masked,
     model,
     node,
+    node_of_own_gradient,
     optimizer,
 )
 from tfdist.compat.keras import callback_fields
@@ -97,6 +98,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_moments _reduction_axes", layer),
         "_embeddings": embedding,
         **each("_kernel _metrics _seed_generators", lambda: model().layers[0]),
+        **each("_output_mode _output_sequence_length _ragged", lambda: vars(keras.layers.TextVectorization())),
     },
     "keras/loss.py": {
         "_flat_losses": lambda: model()._compile_loss,
@@ -142,6 +144,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_non_trainable_variables _seed_generators", layer),
     },
     "random_states.py": {"_rng": lambda: context.Context},
+    "tensorflow/custom_gradients.py": {
+        "_gradient_op_type": lambda: dict.fromkeys(node_of_own_gradient()),
+    },
     "tensorflow/tensor_arrays.py": {"_numpy": lambda: tf.constant(1.0)},
     "initialized.py": {"_context_handle": context.context},
     "tensorflow/tf_data.py": {

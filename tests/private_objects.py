@@ -117,6 +117,13 @@ def node() -> Any:
             return tf.identity(first).op.node_def.attr
 
 
+def node_of_own_gradient() -> Any:
+    """Return the attributes of the operations of a function whose gradient is a user's."""
+    doubled = tf.custom_gradient(lambda x: (2 * x, lambda dy: 2 * dy))
+    traced = tf.function(doubled).get_concrete_function(tf.TensorSpec([]))
+    return {name for one in traced.graph.as_graph_def().node for name in one.attr}
+
+
 def loky_tracker() -> Any:
     return importlib.import_module("loky.backend.resource_tracker")
 

@@ -342,7 +342,7 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
         Adds(lambda h: 0.1 * ops.sum(h * h)), Adds(lambda h: 0.1 * ops.mean(h * h)), **options
     ),
     "losses of layers, eagerly": lambda **options: _built(
-        penalty="l2", loss=_of_each, **{"run_eagerly": True, **options}
+        penalty="l2", loss=_of_each, optimizer=Clipping, **{"run_eagerly": True, **options}
     ),
     "dice of Keras": lambda **options: _built(loss=keras.losses.Dice(), **options),
     "tversky of Keras": lambda **options: _built(loss=keras.losses.Tversky(alpha=0.3, beta=0.7), **options),

@@ -4,7 +4,8 @@ Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reducti
 but not meant to be replaced; `Embedding._embeddings`, `Dense._kernel` and `EinsumDense._kernel`, since the public ones
 may unpack quantized values; `_compute_attention`, `_query_dense`, `_key_dense`, `_value_dense`, `_gate_dense`,
 `_output_dense`, `_dropout_layer` and `_dot_product_equation` of both attention layers (`keras/src/layers/attention/`);
-`Layer._seed_generators` and `Layer._metrics`.
+`Layer._seed_generators` and `Layer._metrics`; `TextVectorization._output_mode`, `_output_sequence_length` and
+`_ragged`, since its public configuration lists the vocabulary.
 """
 
 import contextlib

@@ -15,7 +15,7 @@ Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time, recognised 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -98,6 +98,7 @@ def updates_elements(optimizer: Optimizer) -> bool:
 def takes_gradients_as_they_come(optimizer: Optimizer) -> bool:
     """Return whether an optimizer hands each gradient to its variable's update and looks at it nowhere else."""
     looks = clips(optimizer) or optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor is not None
+    looks = looks or bool(own_methods(optimizer))
     return not inner_optimizers(optimizer) and not looks
 
 
@@ -131,23 +132,6 @@ def override(
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
         own["build"] = functools.partial(_build, optimizer)
-
-
-def own_apply(optimizer: Optimizer, gradients: Sequence[Any], variables: Any, *, in_pairs: bool) -> None:
-    """Apply gradients by the optimizer's class: by `apply`, or by an `apply_gradients` that calls it."""
-    kind: Any = type(optimizer)
-    if not in_pairs:
-        kind.apply(optimizer, gradients, variables)
-        return
-    own = vars(optimizer)
-    before = own.get("apply")
-    own["apply"] = functools.partial(kind.apply, optimizer)
-    try:
-        kind.apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
-    finally:
-        del own["apply"]
-        if before is not None:
-            own["apply"] = before
 
 
 def has_own_updates(optimizer: Optimizer) -> bool:

@@ -78,10 +78,10 @@ def of(kind: str, name: str, model: Any) -> str:
             f"output's own. Each replica has its own rows alone, so this is not what one device computes. {_OF_LAYERS}"
         )
     told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_SEVERAL else name)
+    kept = "the first one's is logged" if kind == "count" else "these are averaged by their number"
     return (
         f"{told} (model {model.name!r}) is neither a mean over the examples of a batch nor their sum. Each "
-        "replica computes it of its own examples, and these are averaged by their number, which is not what one "
-        f"device computes. {_WAYS[kind]}"
+        f"replica computes it of its own examples, and {kept}, which is not what one device computes. {_WAYS[kind]}"
     )
 
 

@@ -211,7 +211,7 @@ class ToChief:
             with self._scope.updating():
                 values = reducer.in_their_places(part, len(gradients))
                 in_pairs = replica_optimizers.in_pairs(optimizer)
-                keras_optimizer.own_apply(optimizer, values, variables, in_pairs=in_pairs)
+                replica_optimizers.own_apply(optimizer, values, variables, in_pairs=in_pairs)
         self._scope.changed(changing, len(self.calls))
 
     def _note_call(self, optimizer: Any, variables: list[Any], kinds: list[transport.Kind | None]) -> None:

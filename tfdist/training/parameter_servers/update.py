@@ -19,7 +19,7 @@ from tfdist.gradients.reduction import compressed_reducer, replica_sums
 from tfdist.training.parameter_servers import transport
 from tfdist.training.parameter_servers.gradient_push import Note
 from tfdist.training.parameter_servers.remote_part import Computation, Result
-from tfdist.training.replica import current_step
+from tfdist.training.replica import current_step, replica_optimizers
 
 
 class BoundedCalls:
@@ -136,7 +136,7 @@ class Update:
                 whole = current_step.Step(rows=rows, global_rows=rows, all_reduce=list)
                 whole.weighted.add(id(call.optimizer))
                 with keras_optimizer.rate_multiplied(call.optimizer, factor), whole:
-                    keras_optimizer.own_apply(call.optimizer, values, call.variables, in_pairs=call.in_pairs)
+                    replica_optimizers.own_apply(call.optimizer, values, call.variables, in_pairs=call.in_pairs)
         logs: list[tf.Tensor] = []
         for note, value in zip(self._computation.notes, notes, strict=True):
             if note.mode == "log":

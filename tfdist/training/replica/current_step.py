@@ -116,6 +116,8 @@ class Step:
         self.weighted: set[int] = set()
         #: optimizers that are given gradients by an `apply_gradients` of the user's
         self.in_pairs: set[int] = set()
+        #: those of them that are given the gradients of the global batch now
+        self.finished: set[int] = set()
         #: returns the result of a metric when the step asks for it; None leaves that to the metric
         self.result_of: Callable[[Any], Any] | None = None
         #: if the step is only tried: called with kind, number, name, value and `can_gather` of each call of `rule_of`
@@ -190,6 +192,15 @@ class Step:
             yield
         finally:
             self.in_pairs.discard(id(optimizer))
+
+    @contextlib.contextmanager
+    def finishing(self, optimizer: Any) -> Iterator[None]:
+        """Let the optimizer apply what it is given in the block without another reduction."""
+        self.finished.add(id(optimizer))
+        try:
+            yield
+        finally:
+            self.finished.discard(id(optimizer))
 
     def will_apply_reduced(self) -> None:
         """Record that the next gradient is reduced: replicas weight it as a mean, whatever its loss was."""

@@ -94,7 +94,9 @@ def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
     Keras' arguments do not name the replica, and replicas are traced with one optimizer: this thread's step knows both.
     """
     current = current_step.current()
-    if current is None or current.sink is None:
+    if current is not None and id(optimizer) in current.finished:
+        type(optimizer).apply(optimizer, grads, trainable_variables)
+    elif current is None or current.sink is None:
         apply_here(optimizer, list(grads), trainable_variables)
     else:
         grads = list(grads)
@@ -169,7 +171,20 @@ def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
         for i, value in _largest(optimizer, {i: grads[i] for i in direct if grads[i] is not None}).items():
             arrived[i] = value
         grads = arrived
-    keras_optimizer.own_apply(optimizer, grads, variables, in_pairs=in_pairs(optimizer))
+    own_apply(optimizer, grads, variables, in_pairs=in_pairs(optimizer))
+
+
+def own_apply(optimizer: Any, gradients: list[Any], variables: Any, *, in_pairs: bool) -> None:
+    """Apply reduced gradients by the optimizer's class: by `apply`, or by an `apply_gradients` that calls it.
+
+    This thread's step says that they are reduced: in an eager model other replicas use the same optimizer meanwhile.
+    """
+    current = current_step.current()
+    if in_pairs and current is not None:
+        with current.finishing(optimizer):
+            type(optimizer).apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
+    else:
+        type(optimizer).apply(optimizer, gradients, variables)
 
 
 def _largest(optimizer: Any, values: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
