@@ -162,13 +162,13 @@ class Pipeline:
             return data if share is not None else (tf.equal(found["step"], found["steps"] - 1), data)
 
         count = None if share is None else share().count
-        parallel: int | None = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
-        if self._is_serial:  # two threads would only take the lock from each other
-            parallel = None
+        threads = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
+        # if all needs Python's lock, two threads would only take it from each other
+        spread = {} if self._is_serial else {"num_parallel_calls": threads, "deterministic": True}
         # Functions inside a flat_map are prepared anew in every epoch, in hundredths of a second: there is none.
         batches = tf.data.Dataset.range(1).flat_map(stretches_of_epoch)
         batches = tf_data.unbatched(batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1))
-        batches = batches.map(late, num_parallel_calls=parallel, deterministic=True).prefetch(_PREFETCHED)
+        batches = batches.map(late, **spread).prefetch(_PREFETCHED)
         if share is not None:
             return batches
         # behind the prefetching, so that it happens when the last batch is asked for

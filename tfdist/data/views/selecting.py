@@ -73,6 +73,9 @@ def select(
         raise ConfigError(
             "source is a mixture; choose from its sources with sources=..., or mix what was selected.", name="source"
         )
+    if where is not None and not isinstance(where, Mapping):
+        required = 'conditions by the name of a feature: {"label": {2}} or {"x": lambda values: values > 0}.'
+        raise validation.mismatch("where", where, required, kind=ConfigTypeError)
     kept = np.ones(len(view), bool)
     ids = view.all_ids()
     if numbers is not None:
