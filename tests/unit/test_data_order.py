@@ -84,9 +84,8 @@ def test_every_example_stands_once_in_an_epoch(examples: int, seed: int, epoch: 
 def test_a_position_does_not_depend_on_what_it_is_asked_with(data: st.DataObject) -> None:
     examples = data.draw(st.integers(1, 6000))
     labels = np.arange(examples) % 7
-    order = data.draw(
-        st.sampled_from([Full(examples), Block(examples, 5, 4), Balanced(labels), Weighted(labels, {0: 1.0})])
-    )
+    orders: list[Order] = [Full(examples), Block(examples, 5, 4), Balanced(labels), Weighted(labels, {0: 1.0})]
+    order = data.draw(st.sampled_from(orders))
     positions = np.array(data.draw(st.lists(st.integers(0, examples - 1), max_size=20)), np.int64)
     assert (order.ids(seed=3, epoch=1, positions=positions) == epoch_of(order)[positions]).all()
 
