@@ -230,11 +230,13 @@ def test_an_iteration_that_is_broken_off_begins_again(folders: dict[str, str]) -
     assert reading.epoch == 1
 
 
-def test_what_a_user_adds_is_tuned_and_what_is_ours_is_not(folders: dict[str, str]) -> None:
+def test_what_a_user_adds_is_tuned_and_rewritten_and_what_is_ours_is_not(folders: dict[str, str]) -> None:
     train = data.read(folders["fixed-local"], global_batch_size=4)
-    assert train._iterated.options().autotune.enabled is False
-    assert train.share(0, 1, 1).options().autotune.enabled is False
-    assert train.map(lambda *batch: batch).options().autotune.enabled is None
+    for ours in (train._iterated, train.share(0, 1, 1)):
+        assert ours.options().autotune.enabled is False
+        assert ours.options().experimental_optimization.apply_default_optimizations is False
+    theirs = train.map(lambda *batch: batch).options()
+    assert theirs.autotune.enabled is theirs.experimental_optimization.apply_default_optimizations is None
     other = data.read(folders["fixed-local"], global_batch_size=4)
     count = tf.function(lambda: other.reduce(np.int64(0), lambda count, _: count + 1))  # which is the first to look
     assert int(count()) == int(other.reduce(np.int64(0), lambda count, _: count + 1)) == len(other)

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.data.order.class_shares import Balanced, Weighted
-from tfdist.data.order.epoch_orders import Block, Full, Ids, InBlocks, Order, Sequential, seeds_of
+from tfdist.data.order.epoch_orders import (
+    Block,
+    Full,
+    Ids,
+    InBlocks,
+    Order,
+    Permutation,
+    Sequential,
+    permuted,
+    seeds_of,
+)
 from tfdist.errors import ConfigError, ConfigTypeError
 
 LABELS = np.arange(100) % 10 // 7
@@ -74,11 +84,23 @@ def test_every_example_stands_once_in_an_epoch(examples: int, seed: int, epoch: 
 def test_a_position_does_not_depend_on_what_it_is_asked_with(data: st.DataObject) -> None:
     examples = data.draw(st.integers(1, 6000))
     labels = np.arange(examples) % 7
-    order = data.draw(
-        st.sampled_from([Full(examples), Block(examples, 5, 4), Balanced(labels), Weighted(labels, {0: 1.0})])
-    )
+    orders: list[Order] = [Full(examples), Block(examples, 5, 4), Balanced(labels), Weighted(labels, {0: 1.0})]
+    order = data.draw(st.sampled_from(orders))
     positions = np.array(data.draw(st.lists(st.integers(0, examples - 1), max_size=20)), np.int64)
     assert (order.ids(seed=3, epoch=1, positions=positions) == epoch_of(order)[positions]).all()
+
+
+def test_permutations_that_run_together_are_those_that_run_alone() -> None:
+    sizes = [1, 5000, 5000, 4097, 70_000, 3, 8192, 70_001]  # of tables, and of networks of several widths
+    draw = np.random.default_rng(7)
+    counts = [1, 3000, 0, 4097, 2, 3, 8192, 1500]
+    positions = [draw.permutation(size)[:count] for size, count in zip(sizes, counts, strict=True)]
+    permutations = [Permutation(size, "test", number) for number, size in enumerate(sizes)]
+    together = permuted(permutations, positions)
+    for one, at, found in zip(permutations, positions, together, strict=True):
+        assert found.tolist() == [int(one(np.array([position]))[0]) for position in at[:50]] + one(at)[50:].tolist()
+        assert len(set(found.tolist())) == len(at)
+        assert (found < one.size).all()
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

@@ -16,7 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from tests.refusals import refused
 from tfdist import data
 from tfdist.data.sources import open_source
-from tfdist.errors import ConfigError, CorruptDataError, TfdistError
+from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, TfdistError
 
 
 def tar(path: Path, *members: tuple[str, bytes]) -> Path:
@@ -151,6 +151,8 @@ def test_sources_are_chosen_by_their_names(tmp_path: Path) -> None:
     assert len(data.select(mixture, sources=["a", "again"])) == 20
     assert len(data.select(data.mix({"a": paths["a"]}), sources="a")) == 10
     assert len(data.select(data.select(list(paths.values()), where={"kind": {0}}), sources=paths["c"])) == 5
+    with refused(ConfigTypeError, name="where"):
+        data.select(paths["a"], where=lambda values: values > 0)  # type: ignore[arg-type]
     with refused(ConfigError, name="source"):
         data.select(mixture, where={"kind": {1}})
     with refused(ConfigError):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 VERSION = 1
 TABLE = 4096
 _AT_ONCE = 1 << 16  # positions
-_MANY = 1 << 10  # number of values above which separate calls for permutations are faster than arrays of keys
+_MANY = 1 << 10  # number of values above which a sum for each permutation is faster than arrays of keys
 _KEPT_BLOCKS = 4
 Ids = NDArray[np.int64]
 
@@ -79,54 +79,65 @@ class Permutation:
 
 
 def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[Any]]) -> list[Ids]:
-    """Return each permutation's values at its positions; the last values outside go through the networks together."""
-    found: list[Any] = []
-    outside: list[Ids] = []  # which values of which permutation
-    for one, at in zip(permutations, positions, strict=True):
+    """Return each permutation's values at its positions; networks of one width run together."""
+    found: list[Any] = [None] * len(permutations)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, (one, at) in enumerate(zip(permutations, positions, strict=True)):
         if (table := one.table) is not None:
-            found.append(table[at])
-            outside.append(np.zeros(0, np.int64))
-            continue
-        masks, shift = [np.uint32(mask) for mask in one.masks], np.uint64(one.masks[1].bit_length())
-        values = _network(at.astype(np.uint64), masks, shift, one.keys)
-        walking = np.flatnonzero(values >= one.size)
-        while len(walking) > _MANY:
-            again = _network(values[walking], masks, shift, one.keys)
-            values[walking] = again
-            walking = walking[again >= one.size]
-        found.append(values)
-        outside.append(walking)
-    which = np.repeat(np.arange(len(outside)), [len(part) for part in outside])
-    if not which.size:
-        return [values.view(np.int64) for values in found]
-    masks_of = np.array([one.masks for one in permutations], np.uint32).T
-    shifts = np.array([one.masks[1].bit_length() for one in permutations], np.uint64)
+            found[number] = table[at]
+        else:
+            alike.setdefault(one.masks, []).append(number)
+    for masks, numbers in alike.items():
+        values = _walked([permutations[n] for n in numbers], masks, [positions[n] for n in numbers])
+        for number, part in zip(numbers, values, strict=True):
+            found[number] = part.view(np.int64)
+    return found
+
+
+def _walked(
+    permutations: Sequence[Permutation], masks: tuple[int, int], positions: Sequence[NDArray[Any]]
+) -> list[NDArray[np.uint64]]:
+    """The values of networks of one width; each goes through its network until it is inside."""
+    widths, shift = [np.uint32(mask) for mask in masks], np.uint64(masks[1].bit_length())
     keys_of = np.array([one.keys for one in permutations], np.uint32).T
     sizes = np.array([one.size for one in permutations], np.uint64)
-    is_alike = (masks_of == masks_of[:, :1]).all()  # numbers cost less than arrays of them
-    values = np.concatenate([part[at] for part, at in zip(found, outside, strict=True) if len(at)])
-    walking, again = np.arange(len(values)), values
-    while walking.size:
-        of = which[walking]
-        widths: tuple[Any, Any] = (masks_of[:, 0], shifts[0]) if is_alike else (masks_of.take(of, axis=1), shifts[of])
-        again = _network(again, *widths, permutations[0].keys if len(permutations) == 1 else keys_of.take(of, axis=1))
+    ends = np.cumsum([len(at) for at in positions])  # those of a permutation follow each other
+    values = _network(np.concatenate(positions).astype(np.uint64), widths, shift, keys_of, ends)
+    parts = np.split(values, ends[:-1])
+    walking = np.flatnonzero(np.concatenate([part >= size for part, size in zip(parts, sizes, strict=True)]))
+    again, which = values[walking], np.searchsorted(ends, walking, side="right")
+    while len(again):
+        if len(again) > _MANY:
+            bounds = np.searchsorted(which, np.arange(len(permutations)), side="right")
+            again = _network(again, widths, shift, keys_of, bounds)
+        else:
+            again = _network(again, widths, shift, keys_of.take(which, axis=1), None)
         values[walking] = again
-        is_outside = again >= sizes[of]
-        walking, again = walking[is_outside], again[is_outside]
-    parts = np.split(values, np.cumsum([len(part) for part in outside])[:-1])
-    for whole, at, part in zip(found, outside, parts, strict=True):
-        whole[at] = part
-    return [whole.view(np.int64) for whole in found]
+        outside = np.flatnonzero(again >= sizes.take(which))
+        again, which, walking = again[outside], which[outside], walking[outside]
+    return parts
 
 
-def _network(values: NDArray[np.uint64], masks: Any, shift: Any, keys: Any) -> NDArray[np.uint64]:
-    """A Feistel network; masks of both halves, shift and keys are numbers, or arrays with one for each value."""
+def _network(values: NDArray[np.uint64], masks: Any, shift: Any, keys: Any, ends: Ids | None) -> NDArray[np.uint64]:
+    """A Feistel network; each round has a key for each value or, with ``ends``, for each part of them."""
     left = (values >> shift).astype(np.uint32)
     right = values.astype(np.uint32) & masks[1]
     for turn, key in enumerate(keys):
         # the halves change places, and with them their widths, which may differ by one bit
-        left, right = right, left ^ (mixed(right, key) & masks[turn % 2])
+        mixture = _mixed(right + key if ends is None else _sums(right, key, ends))
+        mixture &= masks[turn % 2]
+        mixture ^= left
+        left, right = right, mixture
     return left.astype(np.uint64) << shift | right
+
+
+def _sums(values: NDArray[np.uint32], keys: NDArray[np.uint32], ends: Ids) -> NDArray[np.uint32]:
+    """Values plus the key of the part that each is in."""
+    found, begin = np.empty_like(values), 0
+    for key, end in zip(keys, ends.tolist(), strict=True):
+        np.add(values[begin:end], key, out=found[begin:end])
+        begin = end
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -147,7 +158,11 @@ def round_keys(*key: int | str) -> tuple[int, ...]:
 
 def mixed(values: NDArray[np.uint32], key: Any) -> NDArray[np.uint32]:
     """32 well mixed bits for each value; the key is one number, or one for each."""
-    mixture = values + (np.uint32(key) if isinstance(key, int) else key)
+    return _mixed(values + (np.uint32(key) if isinstance(key, int) else key))
+
+
+def _mixed(mixture: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Mix the bits in place."""
     mixture ^= mixture >> np.uint32(16)
     mixture *= np.uint32(0x85EBCA6B)
     mixture ^= mixture >> np.uint32(13)

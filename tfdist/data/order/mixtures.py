@@ -191,22 +191,23 @@ class Mixed:
         begin = int(positions[0]) if len(positions) else 0
         if not len(positions) or not (positions == np.arange(begin, begin + len(positions))).all():
             kinds, turns = self._schedule.at(seed, lap, positions + shift)
-            for kind, here in _places(kinds):
+            for kind, here in _places(kinds, self._schedule.sources):
                 yield kind, here, turns[here]
             return
         # positions follow each other, so the turns of a source do as well
         kinds, first = self._schedule.run(seed, lap, begin + shift, len(positions))
-        for kind, here in _places(kinds):
+        for kind, here in _places(kinds, self._schedule.sources):
             turn = int(first[kind])
             yield kind, here, np.arange(turn, turn + len(here))
 
 
-def _places(kinds: NDArray[Any]) -> Iterator[tuple[int, Ids]]:
+def _places(kinds: NDArray[Any], sources: int) -> Iterator[tuple[int, Ids]]:
     """Each source that occurs, and its places."""
-    counts = np.bincount(kinds)
-    if len(counts) <= _FEW:
-        yield from ((kind, np.flatnonzero(kinds == kind)) for kind in np.flatnonzero(counts).tolist())
+    if sources <= _FEW:  # counting them first takes as long as the search for all of four
+        places = ((kind, np.flatnonzero(kinds == kind)) for kind in range(sources))
+        yield from ((kind, here) for kind, here in places if len(here))
         return
+    counts = np.bincount(kinds)
     order, ends = np.argsort(kinds, kind="stable"), np.cumsum(counts)
     yield from ((kind, order[ends[kind] - counts[kind] : ends[kind]]) for kind in np.flatnonzero(counts).tolist())
 

@@ -92,6 +92,7 @@ class Pipeline:
         self._reader = stored or tensor_columns.reader_of(
             *(fetcher, global_batch_size, self._asked, odd), uses_ops=uses_ops, caches=cache is not None
         )
+        self._is_serial = not self.calls_users and tensor_columns.is_serial(self._reader)
         # trying a batch takes a dataset of its own, which takes longer than reading small rows
         self._tried = None if self._reader.parses and not self.calls_users else self._search
 
@@ -161,11 +162,13 @@ class Pipeline:
             return data if share is not None else (tf.equal(found["step"], found["steps"] - 1), data)
 
         count = None if share is None else share().count
-        parallel = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
+        threads = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
+        # if all needs Python's lock, two threads would only take it from each other
+        spread = {} if self._is_serial else {"num_parallel_calls": threads, "deterministic": True}
         # Functions inside a flat_map are prepared anew in every epoch, in hundredths of a second: there is none.
         batches = tf.data.Dataset.range(1).flat_map(stretches_of_epoch)
         batches = tf_data.unbatched(batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1))
-        batches = batches.map(late, num_parallel_calls=parallel, deterministic=True).prefetch(_PREFETCHED)
+        batches = batches.map(late, **spread).prefetch(_PREFETCHED)
         if share is not None:
             return batches
         # behind the prefetching, so that it happens when the last batch is asked for
@@ -309,7 +312,7 @@ class Reading(tf_data.Failing):
     @functools.cached_property
     def _iterated(self) -> tf.data.Dataset:
         with tf.init_scope():
-            return _without_tuning(self.wrapped)
+            return _as_written(self.wrapped)
 
     @property
     def examples(self) -> Examples:
@@ -430,7 +433,7 @@ class Reading(tf_data.Failing):
             shares = Shares.equal(parts) if isinstance(parts, int) else parts
             return Share(first, count, shares() if callable(shares) else shares)
 
-        return _without_tuning(self._pipeline.epochs(self._position, share))
+        return _as_written(self._pipeline.epochs(self._position, share))
 
     def numbered(self, ids: tf.Tensor, key: tf.Tensor) -> Any:
         """Return a batch of these examples, in the form for `fit`.
@@ -456,14 +459,15 @@ class Reading(tf_data.Failing):
         return position.is_last
 
 
-def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset whose numbers of threads stay: ours are fixed.
+def _as_written(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset that TensorFlow neither tunes nor rewrites: our numbers of threads are fixed, and nothing can be fused.
 
-    The tuning thread takes up to 0.3 s to end with its iterator, in every epoch. What a user adds to a `Reading` may be
-    tuned, so its own options do not say this.
+    The tuning thread takes up to 0.3 s to end with its iterator, in every epoch, and the search for a better graph
+    takes 8 to 10 ms. What a user adds to a `Reading` may be tuned, so its own options do not say this.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options)
 
 

@@ -185,6 +185,8 @@ class WhenAsked(ByNumpy):
         super().__init__(fetcher)
         self._read = self.specs
         self.specs = []
+        is_mapped = isinstance(fetcher, Fetcher) and isinstance(fetcher.source, MappedBytes)
+        self.is_serial = is_mapped and PAYLOAD not in fetcher.names
         self.examples = _EARLY_EXAMPLES
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
@@ -307,6 +309,11 @@ class ByOps:
             )
             ok = tf.logical_and(ok, sound)
         return {name: columns[name] for name in self._fetcher.names}, ok
+
+
+def is_serial(reader: ColumnReader) -> bool:
+    """Nearly all of the late part needs Python's lock, so only one batch at a time can be made."""
+    return isinstance(reader, WhenAsked) and reader.is_serial
 
 
 def either_read(holds: tf.Tensor, one: Callable[[], Read], other: Callable[[], Read]) -> Read:

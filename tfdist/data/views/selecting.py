@@ -78,7 +78,7 @@ def select(
     if numbers is not None:
         chosen = _numbers(numbers, len(view))
         ids, kept = ids[chosen], kept[chosen]
-    for name, condition in (where or {}).items():
+    for name, condition in _conditions(where).items():
         kept &= _holds(name, condition, _values(view.examples, name, "where")[ids])
     if (parts is None) != (part is None) or (key is not None and parts is None):
         raise ConfigError("parts, the shares by name, and part, one of these names, go together; key is for both.")
@@ -89,6 +89,13 @@ def select(
     if not kept.any():
         raise ConfigError(f"no example of {len(view)} is left of {view.examples.url}; widen the conditions.")
     return View(view.examples, ids[kept])
+
+
+def _conditions(where: Any) -> Mapping[str, Condition]:
+    if where is not None and not isinstance(where, Mapping):
+        required = 'conditions by the name of a feature: {"label": {2}} or {"x": lambda values: values > 0}.'
+        raise validation.mismatch("where", where, required, kind=ConfigTypeError)
+    return where or {}
 
 
 def _of_sources(view: View, sources: str | Collection[str]) -> View:
