@@ -4,7 +4,7 @@
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, Python 3.11.
 # Behaviour: the optimizer keeps a second copy of the weights (z), which its `build` sets to the weights. `fit` builds
 # the optimizer while it traces the model without running it, and an assignment in there is lost. So z is zero, and
-# every update pulls the weights towards zero. After `optimizer.build(model.trainable_variables)` before `fit`, z is right.
+# every update pulls the weights towards zero. After `optimizer.build(model.trainable_variables)`, z is right.
 # Output seen: sum of |weights| 30.00; of |z| in fit 0.00, built before 30.00
 # 200 steps without a gradient: weights in fit 0.00, built before 30.00
 # The script fails if that changes.
