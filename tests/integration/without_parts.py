@@ -29,7 +29,8 @@ def _kept(initializer: Any, shape: Sequence[int], dtype: str) -> Any:
         config["seed"] = initializer.seed  # a drawn one, if none was given
     if not all(isinstance(value, int | float | str | None) for value in config.values()):
         return _numbers_of(initializer, shape, dtype)
-    return _made(type(initializer), json.dumps(config, sort_keys=True), tuple(shape), dtype)
+    kind: Any = type(initializer)  # mypy takes no class for hashable
+    return _made(kind, json.dumps(config, sort_keys=True), tuple(shape), dtype)
 
 
 sharded_initializers.numbers_of = _kept
