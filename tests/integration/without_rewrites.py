@@ -7,21 +7,25 @@ and makes the pipeline anew from it. So iterators take a fifteenth of a short tr
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
-from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.data.ops import dataset_ops, iterator_ops
 from tensorflow.python.eager import context
 
-_create = OwnedIterator._create_iterator
-_as_written = tf.data.Options()
-_as_written.experimental_optimization.apply_default_optimizations = False
-_as_written.experimental_optimization.inject_prefetch = False
-_as_written.experimental_optimization.seq_interleave_prefetch = False
+_dataset_ops = iterator_ops.gen_dataset_ops
+_make = _dataset_ops.make_iterator
+_options = tf.data.Options()
+_options.experimental_optimization.apply_default_optimizations = False
+_options.experimental_optimization.inject_prefetch = False
+_options.experimental_optimization.seq_interleave_prefetch = False
+_as_written = _options._to_proto().SerializeToString()  # once: to merge them in Python takes as long as the iterator
 
 
-def _create_iterator(self: Any, dataset: Any) -> None:
-    _create(self, dataset_ops._OptionsDataset(dataset, _as_written) if context.executing_eagerly() else dataset)
+def _make_iterator(dataset: Any, iterator: Any, name: Any = None) -> Any:
+    if context.executing_eagerly():
+        shape = {"output_types": (tf.variant,), "output_shapes": ((),)}  # which nobody reads
+        dataset = _dataset_ops.options_dataset(dataset, _as_written, **shape)
+    return _make(dataset, iterator, name)
 
 
-OwnedIterator._create_iterator = _create_iterator
+_dataset_ops.make_iterator = _make_iterator
 # of the numbers of `enumerate`, for a service that shares datasets out
 dataset_ops.apply_rewrite = lambda dataset, rewrite: dataset
