@@ -237,7 +237,7 @@ class _ChiefSteps:
         if self._chief.together:
             return self._together(batch)
         logs = self._in_turn(batch)
-        # a single call has no later one that would wait for it
+        # `train_on_batch` has no later step that would wait for this one
         return logs if isinstance(element, Batch) else self._wait_for_all()
 
     def drain(self) -> None:
