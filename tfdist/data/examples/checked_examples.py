@@ -387,8 +387,8 @@ class Binding:
         spans = self._ends(number)
         found: list[int | None] = []
         if not self._fits(shard, spans):
-            ends = zip(spans, shard.ends, strict=True)
-            found = [self._unexpected_checksum(shard, span, stored) for span, stored in ends]
+            places = zip(spans, shard.ends, strict=True)
+            found = [self._unexpected_checksum(shard, span, stored) for span, stored in places]
         is_other = any(crc is not None for crc in found)
         whose = None if is_other else self._twin(number)
         for one in self._manifest.shards if is_other else ():
