@@ -1,4 +1,8 @@
-"""Learning rates for large batches: scaled by the batch size, and warmed up."""
+"""Learning rates for large batches: scaled by the batch size, and warmed up.
+
+A schedule has no state. It resumes where it was, because `tfdist.callbacks.backup.train_state` restores the optimizer's
+`iterations`.
+"""
 
 import math
 from collections.abc import Callable

@@ -49,7 +49,7 @@ GAP_BYTES = 256 << 10  # a request costs about as long as this many bytes take
 LARGEST_REQUEST = 8 << 20  # larger ones are cut, and fetched side by side
 #: Stores with buckets, where an object appears when it is complete, and directories are made of names.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "obs", "tos", "oci"})
-# of what drivers tell about an object, the first that is there; it differs when the content does
+# keys of a driver's entry whose value changes with the content; the first that is there counts
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "checksum", "mtime", "LastModified", "last_modified", "created")
 _BUFFER = 1 << 20
 

@@ -3,7 +3,7 @@
 Every worker reads the same dataset and takes its contiguous rows of each global batch, so N replicas train on the
 batches of one device, in order, whatever N is. With `AutoShardPolicy.OFF` or `FILE` each worker reads a dataset of its
 own. A step then takes one part in (number of workers) of each worker's batch, and workers that run out contribute no
-examples until the last one is done. Of what `tfdist.data.read` returns, a worker reads its rows alone.
+examples until the last one is done. From a dataset of `tfdist.data.read`, a worker reads only its own rows.
 """
 
 import enum
@@ -29,12 +29,12 @@ _log = logging.getLogger("tfdist")
 _Policy = tf.data.experimental.AutoShardPolicy
 _OWN = (_Policy.OFF, _Policy.FILE)  # by which each worker reads data of its own
 _READ_AHEAD = 2  # batches
-_CUT_AT_ONCE = 2  # where shares move: a fixed number, so that it is known which batches may be cut ahead
+_CUT_AT_ONCE = 2  # where shares move; fixed, so that all workers know which batches may be cut ahead
 # What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
-#: makes of the dataset of an input's elements the one that is iterated
+#: turns the dataset of an input's elements into the dataset that is iterated
 Tee = Callable[[tf.data.Dataset, "Input"], tf.data.Dataset]
 
 
@@ -213,20 +213,20 @@ class Input:
 
     @property
     def changes_at(self) -> int | None:
-        """The batch of the epoch that is under way from which the present shares hold; None if all that are left do."""
+        """The batch of this epoch from which the present shares hold; None if they hold for all that are left."""
         if self._edges is None:
             return None
         batch, epoch = self._edges.changes_at, self._epoch
         return batch if self._is_resuming or (epoch is not None and epoch.position < batch) else None
 
     def resume_change(self, former: Shares, batch: int) -> None:
-        """Cut batches before this one of the epoch that is entered by former shares; nothing of it was cut ahead."""
+        """Cut the batches before this one by former shares, in the epoch that is entered; none was cut ahead."""
         if self._edges is not None:
             self._is_resuming = True
             self._edges.resume(former, self.share.shares, batch)
 
     def note_trained(self) -> None:
-        """Note that batches were trained: those that were replayed before lie behind."""
+        """Note that batches were trained, so the batches that were replayed before training resumed are over."""
         self._is_resuming = False
 
     def end(self) -> None:
@@ -240,7 +240,7 @@ class Input:
             )
 
     def _elements(self) -> Any:
-        """An iterator over elements; where devices have memory of their own, the next ones are there ahead."""
+        """Return an iterator over elements, which are copied ahead to devices that have memory of their own."""
         if self._ahead is None or self._division is None:
             return tf_data.iterator(self._dataset, self._failure)
         return device_batches.iterator(self._dataset, self._division, self._ahead, self._failure)
@@ -273,7 +273,7 @@ class Input:
             self._expect(self._reading.steps)  # an epoch that was resumed in its middle has fewer than the next
 
     def _failure(self, text: str) -> Exception | None:
-        """The error of reading, or of unlike rows, that TensorFlow's error quotes."""
+        """Return the error of reading, or of unlike rows, that the text of TensorFlow's error quotes."""
         found = next((error for reading in self._readings if (error := reading.failure(text))), None)
         return batch_rows.refusal_in(text) if found is None else found
 
@@ -343,7 +343,7 @@ def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: A
 
 
 def _whole(spec: Any, rows: int | None) -> Any:
-    """The spec of a batch, given that of a part of it."""
+    """Return the spec of a batch, given the spec of a part of it."""
 
     def whole(leaf: Any) -> Any:
         return tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.TensorSpec) else leaf
@@ -352,7 +352,7 @@ def _whole(spec: Any, rows: int | None) -> Any:
 
 
 def _own_batches(batches: int | None, workers: Workers) -> int | None:
-    """The steps until every worker's own data has ended; None where a worker does not know how much it has."""
+    """Return the steps until every worker's own data has ended; None if a worker does not know how much it has."""
     seen = workers.gather([-1 if batches is None else batches])[:, 0]
     return None if (seen < 0).any() else int(seen.max()) * workers.count
 

@@ -36,7 +36,7 @@ from tfdist.training.replica import current_step
 from tfdist.training.replica.judging import Rules
 
 _SAVING = ("save", "save_weights", "export", "get_weights")
-# what no mean over workers is made of
+# rules of states for which the mean over workers is wrong
 _NO_MEANS = ("sum", "maximum", "minimum")
 
 
@@ -95,7 +95,7 @@ def apart(
     traced = [
         TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
     ]
-    meeting = _island(schedule, workers, len(devices))  # another one than of steps, which continue meanwhile
+    meeting = _island(schedule, workers, len(devices))  # not the one of the steps, which continue meanwhile
     found = None if meeting is None else _by_heads(workers, meeting, services.bucket_bytes)
     return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True), found)
 
@@ -125,7 +125,7 @@ def _island(schedule: Synchronization, workers: Workers, replicas: int) -> Colle
     groups = [range(first, first + size) for first in range(0, workers.count, size)]
     try:
         return next(filter(None, [workers.collective.among(group) for group in groups]))
-    except UnsupportedError as error:  # of the backend
+    except UnsupportedError as error:  # the backend cannot form groups
         raise UnsupportedError(
             f"inside is {size}: {error} MultiWorkerMirroredStrategy has them; else leave inside out.",
             name="inside",
@@ -141,7 +141,7 @@ def of(model: keras.Model) -> "LocalSteps | None":
 
 def adopt(model: keras.Model, strategy: Any, workers: Workers) -> None:
     """Give a model local steps, if its strategy takes some."""
-    if planted.of_model(model).local_steps is not None:  # of another strategy
+    if planted.of_model(model).local_steps is not None:  # those of another strategy
         vars(model).pop("get_weights")
         planted.of_model(model).local_steps = None
     if strategy.apart is None:
@@ -269,11 +269,11 @@ class LocalSteps:
         self._require_alike()
         if self._workers.is_chief and "local steps" not in planted.of_model(self._model).said:
             planted.of_model(self._model).said.add("local steps")
-            step_clock().warn(self._told())
+            step_clock().warn(self._warning_text())
         self.ends()
         self._wants_stop = False
 
-    def _told(self) -> str:
+    def _warning_text(self) -> str:
         return (
             f"workers train by themselves and meet as {self._asked!r} says, so the numbers are not those of one "
             "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."

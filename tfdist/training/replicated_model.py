@@ -1,6 +1,6 @@
 """The train, test and predict functions, over replicas, of a model that trains in a tfdist scope.
 
-Keras builds these functions in methods that models may override (`make_train_function` and its sisters). A model that
+Keras builds these functions in methods that models may override, such as `make_train_function`. A model that
 calls the strategy gets its own methods, as attributes of that one object; its class is not touched.
 """
 

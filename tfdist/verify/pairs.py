@@ -60,7 +60,7 @@ def _sparse() -> list[Any]:
 
 
 def _normalized() -> list[Any]:
-    # A bias would have no gradient but what sums are rounded by, of which Adam makes whole steps.
+    # The gradient of a bias would be rounding errors alone, and Adam makes whole steps of them.
     normalization = keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
     return [keras.layers.Dense(8, use_bias=False), normalization]
 

@@ -238,7 +238,7 @@ def watch_steps(
 
 
 def train_function(model: keras.Model) -> Any:
-    """Return the model's train function, which is made if there is none; that Keras is about to train is not said."""
+    """Return the model's train function, made if there is none, without announcing that Keras trains."""
     type(model).make_train_function(model)
     return model.train_function
 
@@ -271,7 +271,7 @@ def calling_epoch_iterator() -> TFEpochIterator | None:
 
 
 def batches_of(epoch_iterator: TFEpochIterator) -> int | None:
-    """Return the number of batches in the input as Keras knows it; of arrays it does, although tf.data does not."""
+    """Return the number of batches in the input as Keras knows it; tf.data does not know it for arrays."""
     return epoch_iterator._num_batches
 
 
@@ -285,7 +285,7 @@ def batch_size_of(epoch_iterator: TFEpochIterator) -> int | None:
 
 
 def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:
-    """Set the number of batches of an epoch, or None: workers with data of their own take others than Keras counts."""
+    """Set the number of batches of an epoch, or None; it is not Keras' count if workers have data of their own."""
     adapter = epoch_iterator.data_adapter
     count = tf.data.UNKNOWN_CARDINALITY if batches is None else batches
     adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))

@@ -44,14 +44,14 @@ class Examples:
     def __init__(self, place: Storage, found: Manifest) -> None:
         self.storage = place
         self.manifest = found
-        for shard in found.shards:  # first: what is made below is as large as the files, not as a manifest may say
+        for shard in found.shards:  # first, so that a wrong manifest cannot make the arrays below larger than the files
             self._check_size(shard)
         self.template = example.Template(found.schema) if found.layout == FIXED else None
         #: int64 ``[shards + 1]``: number of each shard's first example
         self.begins = np.cumsum([0, *(shard.examples for shard in found.shards)], dtype=np.int64)
         self._indices: dict[int, Index] = {}
         self._columns: dict[str, NDArray[Any]] = {}
-        #: ties what is read to the manifest
+        #: checks that what is read belongs to the manifest
         self.binding = Binding(place, found, self._ends)
 
     def _ends(self, shard: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -163,7 +163,7 @@ class Examples:
 
     def verify(self) -> Any:
         """Verify every byte; see `tfdist.data.verify`, which returns the same report."""
-        from tfdist.data.check.verifying import verify_manifest  # which few need
+        from tfdist.data.check.verifying import verify_manifest  # here, because few programs need it
 
         return verify_manifest(self.storage, self.manifest)
 
@@ -181,7 +181,7 @@ class Examples:
         if name not in self._columns:
             found: dict[str, NDArray[Any]] = {}
             for number, shard in enumerate(self.manifest.shards):
-                with self.binding.explained():  # it is not kept besides: of many examples, it takes most of the memory
+                with self.binding.explained():  # not `index`, which keeps it: indices would take most of the memory
                     part = self._indices.get(number) or self._load(shard)
                 for key in arrays_of(0, self.schema, self.manifest.layout):
                     is_offset = key == "offset"  # a shard has one offset more than examples
@@ -300,9 +300,9 @@ class Binding:
         self._manifest = manifest
         self._ends = ends
         self._is_local = place.local is not None
-        self._bound: dict[int, Any] = {}  # shard -> the state of the file that is the one
-        self._same: Any = None  # the state of the manifest that is the one
-        self._looked = -math.inf  # when it was last known to be the same
+        self._bound: dict[int, Any] = {}  # shard -> the state of its file when it matched the manifest
+        self._same: Any = None  # the state of the manifest's file when it was the expected one
+        self._looked = -math.inf  # when that was last known
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -387,7 +387,8 @@ class Binding:
         spans = self._ends(number)
         found: list[int | None] = []
         if not self._fits(shard, spans):
-            found = [self._other(shard, span, stored) for span, stored in zip(spans, shard.ends, strict=True)]
+            places = zip(spans, shard.ends, strict=True)
+            found = [self._unexpected_checksum(shard, span, stored) for span, stored in places]
         is_other = any(crc is not None for crc in found)
         whose = None if is_other else self._twin(number)
         for one in self._manifest.shards if is_other else ():
@@ -417,7 +418,7 @@ class Binding:
             return False
         return found == [data for _, data in expected]
 
-    def _other(self, shard: Shard, span: _Span, stored: int) -> int | None:
+    def _unexpected_checksum(self, shard: Shard, span: _Span, stored: int) -> int | None:
         """Return the checksum of a sound record that is not the expected one; None if there is no such record."""
         offset, length = span
         try:

@@ -166,7 +166,7 @@ class Template:
 
 
 def template_bytes(schema: Schema) -> int:
-    """The length of a fixed schema's payload without making it: an untrusted schema may ask for any."""
+    """Return the length of a fixed schema's payload without making one: an untrusted schema may ask for any."""
     entries = 0
     for name, feature in schema.items():
         content = _slot_bytes(feature)
@@ -293,7 +293,7 @@ def _values(payload: bytes, kind: str, span: tuple[int, int]) -> Iterator[Any]:
 
 
 def _packed(data: bytes, begin: int) -> NDArray[np.int64]:
-    """The integers of long lists, all at once."""
+    """Return the integers of long lists, all at once."""
     parts = np.frombuffer(data, np.uint8)
     lasts = np.flatnonzero(parts < 0x80)
     firsts = np.concatenate([[0], lasts + 1])

@@ -26,9 +26,9 @@ from tfdist.data.reading.view import Source, View, fetcher_of, view_of
 from tfdist.errors import ConfigError, CorruptDataError
 
 MOST_CONTENTS = 1 << 20  # different examples that are told apart exactly
-_MOST_PAIRS = 20  # that are listed
-_MOST_CORRUPT = 1000  # that are listed
-_MOST_SKEWS = 1 << 22  # counts of labels in shards
+_MOST_PAIRS = 20  # of equal examples that are listed
+_MOST_CORRUPT = 1000  # examples that are listed
+_MOST_SKEWS = 1 << 22  # counts, one for each label in each shard
 _SAMPLED = 10_000  # examples whose values a histogram has
 _STEP = 4096  # examples that are read in one go, at most
 _STEP_BYTES = 16 << 20

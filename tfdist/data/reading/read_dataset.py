@@ -73,7 +73,7 @@ class Pipeline:
         self._decode = decode
         self._augment = augment
         self._cache = cache
-        # a part of a record that is not decoded cannot fail
+        # only whole payloads and users' functions can fail; what is cut out of a record cannot
         self._search: user_functions.Search | None = None
         self._asked = tensor_columns.WhenAsked(fetcher)
         if decode is not None or augment is not None or PAYLOAD in fetcher.names:
@@ -101,9 +101,9 @@ class Pipeline:
         return batch_positions.Batches(self.order.examples, self.global_batch_size, self.tail, start)
 
     def of_state(self, state: Any) -> tuple[epoch_orders.Order, Identity]:
-        """The order of the examples that a state is of, which were perhaps appended to since, and what identifies it.
+        """Return the order and the identity of the examples for which a state was saved.
 
-        Appended examples are behind the others, so those keep their numbers, and nothing but the order differs.
+        If others were appended since, the former ones have kept their numbers, so nothing but the order differs.
         """
         digest = state.get("digest") if isinstance(state, dict) else None
         if digest == self.identity.digest or self.view.mixture is not None:
@@ -221,7 +221,7 @@ class Pipeline:
         return mark, tf.cast(batch["rows"], tf.int32), tensor_columns.cut(data, batch["slices"], count)
 
     def numbered(self, ids: tf.Tensor, key: tf.Tensor) -> Any:
-        """The batch of these of the examples that are read; there may be none. In the form for `fit`."""
+        """Return a batch of the examples with these numbers, in the form for `fit`; there may be none."""
         if isinstance(self.order, Chosen):
             ids = tf.gather(tf.constant(self.order.numbers), ids)
         seeds = tf.random.stateless_uniform([tf.size(ids), 2], key, None, None, tf.int32)
@@ -237,7 +237,7 @@ class Pipeline:
         seeds: tf.Tensor,
         early: Sequence[tf.Tensor],
     ) -> tuple[Features, tf.Tensor]:
-        """The features of a batch, and float32 1 for each example that is sound; others replace what is not."""
+        """Return the features of a batch, and float32 1 for each sound example; others replace those that are not."""
         if search is None:
             return self._made_by(reader, ids, seeds, early)
 
@@ -269,7 +269,7 @@ class Pipeline:
         return found, sound
 
 
-# Our own functions need no AutoGraph, and it would read their source; a user's get it, each as a tf.function.
+# AutoGraph would read the source of our own functions for nothing. It converts those of a user, each as a tf.function.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -445,13 +445,13 @@ class Reading(tf_data.Failing):
         return self._pipeline.numbered(ids, key)
 
     def begin(self) -> None:
-        """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""
+        """Begin an iteration of shares; a strategy that takes them calls this before it asks for the first."""
         self._position.begin(counted=True)
 
     def handed_out(self) -> bool:
         """Count a batch, and return whether it was the last of the iteration.
 
-        A strategy that takes shares says so of each that it consumes.
+        A strategy that takes shares calls this for each batch that it consumes.
         """
         position = self._position
         position.batches += 1
@@ -460,10 +460,11 @@ class Reading(tf_data.Failing):
 
 
 def _as_written(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset that TensorFlow neither tunes nor rewrites: our numbers of threads are fixed, and nothing can be fused.
+    """Return the dataset with options by which TensorFlow neither tunes nor rewrites it.
 
-    The tuning thread takes up to 0.3 s to end with its iterator, in every epoch, and the search for a better graph
-    takes 8 to 10 ms. What a user adds to a `Reading` may be tuned, so its own options do not say this.
+    Our numbers of threads are fixed, and nothing can be fused. The tuning thread takes up to 0.3 s to end with its
+    iterator, in every epoch, and the search for a better graph takes 8 to 10 ms. What a user adds to a `Reading` may be
+    tuned, so its own options do not say this.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -20,10 +20,10 @@ from tfdist.data.format.record_forms import Forms
 from tfdist.data.format.schema import FIXED, TEXT, Feature, Schema, texts_of
 from tfdist.data.order.epoch_orders import Ids
 
-# what `tf.io.decode_raw` does not know, and what has the same bytes
+# dtypes that `tf.io.decode_raw` does not know -> dtypes with the same bytes
 _SAME_BYTES = {"uint32": tf.int32, "uint64": tf.int64, "int8": tf.int8}
-_MOST_BYTES = 1 << 20  # of an example's values: a stranger's schema may have any number
-_EARLY_BYTES = 4 << 20  # of records, that NumPy reads at once
+_MOST_BYTES = 1 << 20  # of an example's values; an untrusted schema may have any number
+_EARLY_BYTES = 4 << 20  # of records that NumPy reads at once
 _EARLY_EXAMPLES = 8192
 _LARGE_BATCH = 1 << 20  # bytes
 
@@ -347,12 +347,12 @@ def _column_specs(fetcher: ColumnFetcher) -> dict[str, Spec]:
 
 
 def _is_list(feature: Feature) -> bool:
-    """A list of numbers of any length, which a fetcher that does not parse gives as its bytes."""
+    """Return whether a feature is a list of any length, which a fetcher that does not parse gives as bytes."""
     return feature.size is None
 
 
 def _is_empty(spec: Spec) -> bool:
-    """It has no values: `unbatch` cannot cut such arrays, so they are made where they are needed."""
+    """Return whether an array has no values: `unbatch` cannot cut such arrays, so they are made where needed."""
     return 0 in spec[1]
 
 
@@ -362,7 +362,7 @@ def _given(spec: Spec, given: Iterator[tf.Tensor], rows: tf.Tensor) -> tf.Tensor
 
 
 def arrays_of(reader: ColumnReader, ids: Ids) -> list[NDArray[Any]]:
-    """The early part of several batches, ``[batches, rows, ...]``, for their examples ``[batches, rows]``."""
+    """Return the early part of several batches, ``[batches, rows, ...]``, given their examples ``[batches, rows]``."""
     return [np.reshape(array, (*ids.shape, *array.shape[1:])) for array in reader.early(ids.reshape(-1))]
 
 
@@ -380,14 +380,14 @@ def cut(data: Any, slices: tf.Tensor, count: int) -> tuple[Any, ...]:
 
 
 def after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any:
-    """The data, after a call of Python if the condition holds."""
+    """Return the data, after a call of Python if the condition holds."""
     done = tf.cond(condition, lambda: tf.numpy_function(call, [], tf.bool), lambda: tf.constant(False))
     with tf.control_dependencies([done]):
         return tf.nest.map_structure(tf.identity, data)
 
 
 def _forms_of(fetcher: ColumnFetcher) -> tuple[Fetcher, Forms] | None:
-    """A parser for records of few forms, in files that NumPy reads."""
+    """Return the fetcher and the forms of its records, if these have few forms and NumPy reads the files."""
     if not isinstance(fetcher, Fetcher) or not isinstance(fetcher.source, MappedBytes):
         return None
     schema = fetcher.examples.schema

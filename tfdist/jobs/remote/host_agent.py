@@ -311,7 +311,7 @@ class HostAgent:
         if self._gone.is_set():  # the agent is to see the end of this host
             return
         self._tell_record(number, handle)
-        self._tell_once()  # how far it was comes before its end
+        self._tell_once()  # its progress is reported before its end
         self._tell_steps()
         unasked = handle.ended_unasked
         self._send({"ended": number, "returncode": returncode, "unasked": unasked, "clock": clock})

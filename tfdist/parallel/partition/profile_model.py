@@ -88,12 +88,12 @@ def profile(
     try:
         at = [_prepared(model, graph, flat, _rows((x, y, weight), size)) for size in sizes]
         # all functions in turns, so that other work of the machine affects all of them alike
-        timed = [_nothing(), *(function for one in at for function in one.functions)]
+        timed = [_smallest_call(), *(function for one in at for function in one.functions)]
         call_seconds, *medians = _medians(timed, seconds, clock)
         found = iter(max(one - call_seconds, 0.0) for one in medians)
         layers = [_profiled(flat, one, [next(found) for _ in one.functions]) for one in at]
         fit = None if in_fit is None else functools.partial(in_fit, (x, y, weight))
-        wholes, beside = _in_rows([one.whole for one in at], fit, _BLOCK * seconds, clock)
+        wholes, beside = _seconds_in_series([one.whole for one in at], fit, _BLOCK * seconds, clock)
         update, slots = _update(model, call_seconds, clock)
         adding = _adding_seconds(at[-1].whole()[1], clock)
         fixed = 0.0
@@ -208,15 +208,16 @@ def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested_models.
 
 
 def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> list[float]:
+    """Return the median seconds of a call of each function; the functions are called in turns."""
     for function in functions:
         function()  # the first call traces
     first = sum(_seconds(function, clock) for function in functions)
-    count = _times(seconds, first, _FEWEST)
+    count = _fitting_count(seconds, first, _FEWEST)
     rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
-def _in_rows(
+def _seconds_in_series(
     wholes: Sequence[Callable[[], Any]], fit: Callable[[int], float] | None, seconds: float, clock: Callable[[], float]
 ) -> tuple[list[list[float]], float | None]:
     """Return the seconds of several calls in a row for each function, and the additional seconds of a step of `fit`.
@@ -225,19 +226,19 @@ def _in_rows(
     """
     for whole in wholes:
         whole()  # the first call traces
-    counts = [_times(seconds, _seconds(one, clock), _STEPS) for one in wholes]
+    counts = [_fitting_count(seconds, _seconds(one, clock), _STEPS) for one in wholes]
     found: list[list[float]] = [[] for _ in wholes]
     beside: list[float] = []
     for _ in range(_FEWEST):
-        rows = [_row(whole, count, clock) for whole, count in zip(wholes, counts, strict=True)]
-        for all_of_it, row in zip(found, rows, strict=True):
-            all_of_it += row
+        series = [_series(whole, count, clock) for whole, count in zip(wholes, counts, strict=True)]
+        for all_of_it, part in zip(found, series, strict=True):
+            all_of_it += part
         if fit is not None:
-            beside.append(fit(counts[-1]) - statistics.median(rows[-1]))
+            beside.append(fit(counts[-1]) - statistics.median(series[-1]))
     return found, statistics.median(beside) if beside else None
 
 
-def _times(seconds: float, each: float, fewest: int) -> int:
+def _fitting_count(seconds: float, each: float, fewest: int) -> int:
     """Return how many measurements of ``each`` seconds fill ``seconds``, within bounds."""
     return min(max(round(seconds / max(each, 1e-9)), fewest), _MOST)
 
@@ -379,7 +380,7 @@ def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float])
     def update(gradients: Any) -> None:
         strategy.run(lambda given: optimizer.apply(given, model.trainable_variables), args=(gradients,))
 
-    seconds = _in_a_row(lambda: update(gradients), 2 * _FEWEST, clock)
+    seconds = _median_of_series(lambda: update(gradients), 2 * _FEWEST, clock)
     slots = [one for one in optimizer.variables if len(one.shape)]
     return max(seconds - call_seconds, 0.0), _bytes_of(slots)
 
@@ -391,11 +392,11 @@ def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> flo
         return 0.0
     add = tf.function(lambda sums: [total + one for total, one in zip(sums, dense, strict=True)], autograph=False)
     sums = [tf.zeros_like(one) for one in dense]
-    return _in_a_row(lambda: add(sums), 2 * _FEWEST, clock)
+    return _median_of_series(lambda: add(sums), 2 * _FEWEST, clock)
 
 
-def _nothing() -> Callable[[], Any]:
-    """Return a compiled function with its argument, which measures the overhead of a call."""
+def _smallest_call() -> Callable[[], Any]:
+    """Return a compiled function that computes next to nothing: its time is the overhead of a call."""
     function = tf.function(lambda one: one + 1.0, autograph=False)
     one = tf.constant(1.0)
     return lambda: function(one)
@@ -408,11 +409,11 @@ def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
     return clock() - began
 
 
-def _in_a_row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
-    return statistics.median(_row(function, count, clock))
+def _median_of_series(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+    return statistics.median(_series(function, count, clock))
 
 
-def _row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> list[float]:
+def _series(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> list[float]:
     """Return the seconds of each of several calls in a row, without an additional first call."""
     return [_seconds(function, clock) for _ in range(count + 1)][1:]
 

@@ -40,7 +40,7 @@ _HARMLESS = {"abc", "argparse", "bisect", "builtins", "cmath", "collections", "c
 _HARMLESS |= {"decimal", "enum", "fractions", "functools", "heapq", "itertools", "logging", "math", "numbers"}
 _HARMLESS |= {"operator", "re", "statistics", "string", "textwrap", "types", "typing", "warnings"}
 _HARMLESS |= {"_collections", "_collections_abc", "_functools", "_operator", "_thread"}
-# Builtins that reach what no name in the code tells.
+# Builtins that reach objects that no name in the code shows.
 _REACH_FAR = {"__import__", "compile", "eval", "exec", "globals", "input", "locals", "open"}
 _OF_DEFINITIONS = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__abstractmethods__"}
 _OF_DEFINITIONS |= {"_abc_impl", "__static_attributes__", "__firstlineno__", "__dataclass_params__", "__annotate__"}
@@ -52,7 +52,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, t
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 # Which of these are one object depends on how a module was compiled.
 _WITHOUT_IDENTITY = (*_PLAIN, tuple, frozenset, range, slice, types.MethodType, functools.partial)
-_MOST_BYTES = 1 << 26  # of one array
+_MOST_BYTES = 1 << 26  # of an array that is digested
 _MOST_PARTS = 200_000
 _MISSING = object()
 
@@ -347,7 +347,7 @@ def _loaded(
             value = given.get(one.argval, of_builtins.get(one.argval, _MISSING))
         elif one.opname in _CELLS and one.argval in cells:
             value = _content(cells[one.argval])
-            if not isinstance(value, types.ModuleType):  # was written with the function
+            if not isinstance(value, types.ModuleType):  # other cells are written with the function
                 continue
         else:
             continue
@@ -375,13 +375,13 @@ def _library_of_module(name: str) -> str | None:
 @functools.cache
 def _library_of_file(file: str, top: str = "") -> str | None:
     path = Path(file)
-    for folder in _packages():
+    for folder in _package_folders():
         if path.is_relative_to(folder):
             name = top or Path(path.relative_to(folder).parts[0]).stem
             return f"{name} {_version(name)}"
     if path.is_relative_to(_OWN):
         return "tfdist"
-    is_pythons = file.startswith("<frozen ") or any(path.is_relative_to(place) for place in _standard())
+    is_pythons = file.startswith("<frozen ") or any(path.is_relative_to(place) for place in _standard_folders())
     return "python" if is_pythons else None
 
 
@@ -389,13 +389,13 @@ _OWN = Path(__file__).parents[2]
 
 
 @functools.cache
-def _packages() -> tuple[Path, ...]:
+def _package_folders() -> tuple[Path, ...]:
     names = {*sysconfig.get_paths().values()} & {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return tuple(Path(name) for name in sorted({*names, *site.getsitepackages(), site.getusersitepackages()}))
 
 
 @functools.cache
-def _standard() -> tuple[Path, ...]:
+def _standard_folders() -> tuple[Path, ...]:
     return tuple(Path(name) for name in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 

@@ -112,7 +112,7 @@ def _quotient(op: Any, given: list[Known]) -> Known:
 
 def _elementwise(op: Any, given: list[Known]) -> Known:
     kinds = _kinds(given)
-    if op.type == "Maximum" and kinds == {Kind.FREE} and given[1].power == 0:  # a count, one at least
+    if op.type == "Maximum" and kinds == {Kind.FREE} and given[1].power == 0:  # max(rows, 1)
         return given[0]
     if any(one.power for one in given) or not kinds <= {Kind.FREE, Kind.ROWS} or not _fits(op, kinds):
         return ANY
@@ -146,7 +146,7 @@ def _backward(number: int) -> Rule:
 def _reduced(op: Any, given: list[Known]) -> Known:
     one, shape, axes = given[0], op.inputs[0].shape, value_of(op.inputs[1])
     adds = op.type in ("Sum", "Mean")
-    if one.kind is Kind.SHAPE:  # of a product the first element alone tells
+    if one.kind is Kind.SHAPE:  # the product of a shape grows as its first size does
         return Known(Kind.FREE, 1) if op.type == "Prod" and axes is not None else SIZES
     if one.kind is Kind.ZERO and adds:
         return ZERO

@@ -3,7 +3,7 @@
 The rules of Keras' own results are known. The results of other code are tried (`tried_step`) on a few rows of the first
 batch, on two parts of them, and on them given twice. Losses, gradients, logs, metrics and states are compared
 (`judging`), and all workers come to the same verdicts. A value that is neither a mean nor a sum may look like one on
-some rows by chance. So the rows are parted twice, near a third and behind the first row, and a trial that shows a
+some rows by chance. So the rows are split twice, near a third and after the first row, and a trial that shows a
 difference decides.
 """
 
@@ -163,12 +163,12 @@ class Probe:
         self._training = training
         self._gathers = gathers and not model.jit_compile
         self._done = False
-        #: how what replicas make is put together
+        #: how the replicas' results are combined
         self.rules = Rules()
-        #: what is said of what cannot be put together
+        #: sentences about results that cannot be combined
         self.neither: list[str] = []
         self._uses: dict[Key, str] = {}
-        self._holds = False  # whether what was tried holds for other rows and weights, too
+        self._holds = False  # whether the verdicts hold for other rows and weights too
 
     @property
     def is_due(self) -> bool:
@@ -357,7 +357,7 @@ class Probe:
         runs = Runs.of(tried, data)
         values = _verdicts(tried, runs, in_16_bits=in_16_bits)
         if self._somewhere(tried.asked.meets and "neither" in values.values(), is_cut):
-            # What replicas exchange in the step may have to do with a sum, which is exchanged otherwise.
+            # Values that replicas exchange in the step may belong to a sum, which is exchanged in another way.
             sums: dict[Key, Verdict] = {key: "sum" for key, verdict in values.items() if verdict in ("sum", "neither")}
             runs = Runs.of(tried, data, rules=Rules(sums))
             values = _verdicts(tried, runs, in_16_bits=in_16_bits)
@@ -367,7 +367,7 @@ class Probe:
         at_once = False
         unsettled = neither and put_together and self._training and not self._model.jit_compile
         if self._somewhere(bool(unsettled), is_cut):
-            # What follows from states that replicas put together inside the step is right where these are.
+            # A result that follows from states which the step itself combines is right if those states are.
             again = TriedStep(self._model, self._strategy, self._step, data, **how, fed=put_together)
             fed = runs.fed_to(again, data)
             of_values = _verdicts(again, fed, in_16_bits=in_16_bits)
@@ -377,7 +377,7 @@ class Probe:
             values |= better
             states = [new if mend else old for old, new, mend in zip(states, later, mended, strict=True)]
             at_once = any(mended) or any(verdict != "neither" for verdict in better.values())
-        found = {key: StateRule(self._way(key, verdict, tried)) for key, verdict in values.items()}
+        found = {key: StateRule(self._rule_of_value(key, verdict, tried)) for key, verdict in values.items()}
         found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
         self._uses = tried.asked.uses
         self._holds = not at_once and _holds(tried, values, states)
@@ -387,7 +387,7 @@ class Probe:
         """True if a further run is wanted; where weights are sharded, if any worker wants it."""
         return bool(self._workers.gather([int(wanted)]).max()) if is_cut else wanted
 
-    def _way(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
+    def _rule_of_value(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
         """Return the rule of a value: one that is neither a mean nor a sum may be one of the whole batch."""
         return "whole" if verdict == "neither" and key in tried.asked.gatherable and self._gathers else verdict
 

@@ -237,7 +237,7 @@ class _ChiefSteps:
         if self._chief.together:
             return self._together(batch)
         logs = self._in_turn(batch)
-        # a single call has no later one that would wait for it
+        # `train_on_batch` has no later step that would wait for this one
         return logs if isinstance(element, Batch) else self._wait_for_all()
 
     def drain(self) -> None:
@@ -386,9 +386,9 @@ class _ChiefSteps:
                 cut = present_parts(batch, plan.parts)
                 return computation, update, cut, [self._submit(computation, part, batch.rows, among) for part in cut]
             except OtherPlanError as error:
-                self._plans[key] = self._other(plan, error)
+                self._plans[key] = self._other_plan(plan, error)
 
-    def _other(self, plan: Plan, error: OtherPlanError) -> Plan:
+    def _other_plan(self, plan: Plan, error: OtherPlanError) -> Plan:
         if isinstance(error, NotBuiltError):
             with self._chief.strategy.scope():
                 error.optimizer.build(error.variables)

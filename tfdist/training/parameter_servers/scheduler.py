@@ -17,16 +17,16 @@ from tfdist.training.parameter_servers.worker_groups import may_take
 
 __all__ = ["Outcome", "Scheduler", "Transport"]
 
-# A task that so many workers did not survive would end the others as well.
+# A task that so many workers did not survive is given up, because it may end the others too.
 _LOSSES_OF_A_TASK = 3
 # A worker compiles a function when it runs it first.
 _FIRST_TAKES = 3
 _LOOK_SECONDS = 0.25
 _LOOK_AFTER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
-# Asked again so often, a task is for any worker: what it sent to one that died may be broken for that one for good.
+# After so many attempts any worker may take a task: a call to a worker that died may fail for that worker for good.
 _AGAIN_AMONG = 20
-# Each time that it was asked so often, it counts as lost.
+# So many attempts at a task count as one lost worker.
 _AGAIN_IN_ALL = 200
 
 

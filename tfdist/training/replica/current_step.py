@@ -1,4 +1,4 @@
-"""The current step of a replica: the number of its examples, and of the examples of all replicas."""
+"""The current step of a replica: its number of examples, that of all replicas, and its share, which is the quotient."""
 
 import contextlib
 import functools

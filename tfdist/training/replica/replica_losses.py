@@ -1,9 +1,9 @@
 """Compiled losses in a tfdist scope, divided by the divisors of all replicas together.
 
 With S_r the sum of a replica's weighted values, D_r its divisor (elements, valid mask entries, weights) and p_r its
-share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with weights p_r
-(see `current_step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional to the
-number of examples, L_r is the replica's own mean, and no other replica is asked.
+share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Gradients are summed with weights p_r
+(see `gradients.reduction.reducer`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is
+proportional to the number of examples, L_r is the replica's own mean, and no other replica is asked.
 
 A function of the user's that returns one number has reduced already; a trial shows whether that is a mean or a sum over
 examples (`step_probe`). A loss that is neither, and a loss of Keras that compares examples, gets the whole batch.

@@ -25,7 +25,7 @@ from tfdist.validation import nearest, shown
 
 SETTINGS, JOURNAL, CODE = "search.json", "journal.jsonl", "function.pickle"
 Tell = Callable[[Event, History], None]
-_LOOKED_AT = 3  # trials, before a name that none has asked for is refused
+_LOOKED_AT = 3  # trials, after which a name that none has requested is refused
 _OF_SCRIPTS = (
     *("target", "arguments", "is_module", "strategy", "workers_per_trial"),
     *("hosts", "launcher_name", "run_options", "gpus_per_worker"),
@@ -75,7 +75,7 @@ class Search:
 def begin(settings: SearchSettings, folder: Path, *, tell: Tell = lambda event, history: None) -> Search:
     """Begin a search in a folder that has none, and run it."""
     _require_new(folder)
-    _slots_of(settings)  # refuses what cannot be, before anything is written
+    _slots_of(settings)  # raises for impossible settings before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / SETTINGS, settings.to_json() + "\n")
     return go_on(folder, tell=tell)

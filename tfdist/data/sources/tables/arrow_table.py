@@ -34,9 +34,9 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # A
 class Columns:
     """The mapping of a table's columns to features.
 
-    `paths`: feature -> the column, and the fields of structs in it, that it is. `fills`: feature -> what replaces null,
-    and with `INSIDE` behind its name, a null in its lists. `masks`: feature that says where another is null -> that
-    other. `where`: the table, for messages.
+    `paths`: feature -> its column, and the fields of structs that lead to it. `fills`: feature -> the value that
+    replaces null; with `INSIDE` behind its name, a null in its lists. `masks`: a mask -> the feature whose nulls it
+    marks. `where`: the table, for messages.
     """
 
     schema: Schema
