@@ -203,7 +203,7 @@ def test_rows_are_taken_apart_without_a_function() -> None:
 
 
 def test_variables_are_held_without_a_copy_and_without_a_function() -> None:
-    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3), tf.Variable(tf.cast([0.5], tf.bfloat16))]
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable([3]), tf.Variable(tf.cast([0.5], tf.bfloat16))]
     functions = context.context().list_function_names()
     hold = tensor_arrays.holder(variables)
     first, again = hold(), hold()
@@ -211,9 +211,9 @@ def test_variables_are_held_without_a_copy_and_without_a_function() -> None:
     assert all(np.shares_memory(one, other) for one, other in zip(first, again, strict=True))
     assert [one.dtype for one in first] == [one.numpy().dtype for one in variables]
     variables[0].assign_add([1.0, 1.0])
-    variables[1].assign(4)
-    assert [one.tolist() for one in first] == [[1.0, 2.0], 3, [0.5]]
-    assert [one.tolist() for one in hold()] == [[2.0, 3.0], 4, [0.5]]
+    variables[1].assign([4])
+    assert [one.tolist() for one in first] == [[1.0, 2.0], [3], [0.5]]
+    assert [one.tolist() for one in hold()] == [[2.0, 3.0], [4], [0.5]]
 
 
 def test_a_running_fit_is_found_from_a_callback() -> None:
