@@ -106,8 +106,9 @@ def test_outer_steps_are_those_of_the_simulation(
         same(seen["weights"], found[0]["simulated"], within=4e-6)  # roundings that normalization enlarges
 
 
-def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool]) -> None:
-    one, other = call(pools[2], "trained", synchronization="int4", optimizer="adam", epochs=4, validates=True)
+@pytest.mark.parametrize("wire", ["int4", "int4 over tensorflow"])
+def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool], wire: str) -> None:
+    one, other = call(pools[2], "trained", synchronization=wire, optimizer="adam", epochs=4, validates=True)
     assert one == other
     losses = one["history"]["val_loss"]
     assert losses[-1] < losses[0]

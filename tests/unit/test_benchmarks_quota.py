@@ -13,14 +13,15 @@ from benchmarks.servers.throttle import Throttle
 @pytest.mark.skipif(not has_quotas(), reason="needs root and version 1 of cgroups")
 def test_a_process_has_its_part_of_a_processor_until_the_block_is_left() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        quota = slowed(process.pid, 4.0)
+        assert isinstance(quota, Quota)
         try:
-            quota = slowed(process.pid, 4.0)
-            assert isinstance(quota, Quota)
-            with pytest.raises(KeyboardInterrupt), quota:
+            with quota:
                 group = quota._group
                 assert str(process.pid) in (group / "cgroup.procs").read_text().split()
                 assert int((group / "cpu.cfs_quota_us").read_text()) * 4 == PERIOD_MICROSECONDS
                 raise KeyboardInterrupt
+        except KeyboardInterrupt:
             assert not group.exists()
         finally:
             process.kill()

@@ -1,6 +1,7 @@
 """Drivers of exchanges: one member's exchanges side by side, or those of all members in one process."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -20,6 +21,43 @@ class Carrier(Protocol):
 
     def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows of all members, in the members' order."""
+
+
+class InTurn:
+    """A carrier whose operations begin one after the other, each after the result of the former.
+
+    A single thread that runs the operations of a graph may take independent ones in any order. Members that take
+    different ones first would wait for each other for ever.
+    """
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self._former: list[tf.Tensor] = []
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
+        """Return the sums over members."""
+        return [
+            self._after(tensor, functools.partial(self._summed, label))
+            for tensor, label in zip(tensors, labels, strict=True)
+        ]
+
+    def all_to_all(self, rows: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this member, one from each member, in the members' order."""
+        return self._after(rows, lambda one: self._carrier.all_to_all(one, label))
+
+    def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all members, in the members' order."""
+        return self._after(rows, lambda one: self._carrier.all_gather(one, label))
+
+    def _summed(self, label: str, tensor: tf.Tensor) -> tf.Tensor:
+        (total,) = self._carrier.all_reduce([tensor], [label])
+        return total
+
+    def _after(self, tensor: tf.Tensor, operation: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        with tf.control_dependencies(self._former):
+            tensor = tf.identity(tensor)
+        self._former = [operation(tensor)]
+        return self._former[0]
 
 
 def carried(exchanges: Sequence[Exchange], labels: Sequence[str], carrier: Carrier) -> list[Exchanged]:

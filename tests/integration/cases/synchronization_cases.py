@@ -59,8 +59,11 @@ def strategy(synchronization: str | None) -> Any:
     key = str(synchronization)
     if key not in _STRATEGIES:
         os.environ["TFDIST_SYNCHRONIZATION"] = synchronization or ""
-        if key in VALUES:
-            _STRATEGIES[key] = tfdist.strategies.MultiWorkerMirroredStrategy(synchronization=VALUES[key])
+        name, _, collectives = key.partition(" over ")
+        if name in VALUES:
+            _STRATEGIES[key] = tfdist.strategies.MultiWorkerMirroredStrategy(
+                synchronization=VALUES[name], collectives=collectives or "auto"
+            )
         else:
             _STRATEGIES[key] = tfdist.strategies.from_environment()
     return _STRATEGIES[key]

@@ -1,5 +1,6 @@
 """The meetings of `DiLoCo`: workers exchange changes of weights, and an outer optimizer makes one step from them."""
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import fused_updates
 from tfdist.compression import messages, registry
 from tfdist.compression.codec import Codec
-from tfdist.compression.codec_exchange import carried
+from tfdist.compression.codec_exchange import InTurn, carried
 from tfdist.compression.codecs.quantized import QSGD
 from tfdist.compression.error_feedback import ERRORS, ErrorFeedback
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -267,7 +268,10 @@ class OuterSteps(Meeting):
         step = tf.cast(one.optimizer.iterations.value, tf.int32)
         memory = [tf.convert_to_tensor(variable.value) for variable in one.memory]
         name = f"exchange {delta.shape[0]} numbers and {len(states)} states"
-        arrived, kept = self._traced(name, self._exchange, delta, states, memory, step, tf.constant(one.number))
+        # States travel side by side. TensorFlow's collectives never return in a single thread (2.21).
+        is_simple = not states and not self._group.traced.collective.keeps_program_order
+        with worker_weights.in_this_thread() if is_simple else contextlib.nullcontext():
+            arrived, kept = self._traced(name, self._exchange, delta, states, memory, step, tf.constant(one.number))
         for variable, value in zip(one.memory, kept, strict=True):
             variable.assign(value)
         return list(arrived)
@@ -283,7 +287,7 @@ class OuterSteps(Meeting):
             if self._codec is None or carrier.size == 1:
                 return carrier.all_reduce(mine, ["fragment"])
             context = messages.context_of(carrier.rank, carrier.size, step=step, place=number)
-            (done,) = carried([self._codec.exchange(mine[0], tuple(memory), context)], ["fragment"], carrier)
+            (done,) = carried([self._codec.exchange(mine[0], tuple(memory), context)], ["fragment"], InTurn(carrier))
             kept = list(done.state)
             return [done.total]
 

@@ -4,10 +4,11 @@ A worker's replicas have equal copies, so the first one is read and all are writ
 own. No strategy is in scope there, so variables are plain ones, and work under way does not delay training.
 """
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import keras
 import tensorflow as tf
@@ -18,6 +19,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.gradients.outer import fragments
 
 T = TypeVar("T")
+_ONE_THREAD = "SINGLE_THREADED_EXECUTOR"
 
 
 class Outside(Generic[T]):
@@ -47,6 +49,18 @@ class Outside(Generic[T]):
 
 def outside(function: Callable[[], T]) -> T:
     return Outside(function).result()
+
+
+def in_this_thread() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the calling thread runs all operations of a graph, one after the other.
+
+    Operations of steps may hold all of TensorFlow's threads; those of an exchange would wait for a free one again and
+    again, and other workers with them. Operations on several devices wait for each other, so they cannot share one.
+    """
+    configured = (tf.config.get_logical_device_configuration(one) or [one] for one in tf.config.get_visible_devices())
+    if sum(map(len, configured)) > 1:  # logical devices would include those of other workers
+        return contextlib.nullcontext()
+    return cast("contextlib.AbstractContextManager[None]", tf.experimental.function_executor_type(_ONE_THREAD))
 
 
 def is_floating(variable: keras.Variable) -> bool:

@@ -7,8 +7,6 @@ command, and a monitored run of that command the measured step.
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from tfdist import cache
 from tfdist.errors import ConfigError
 from tfdist.planner.planner_link import Link
+from tfdist.storage.files import write_whole
 
 KIND = "record of planning"
 VERSION = 1
@@ -160,8 +159,5 @@ def change(path: Path, changed: Callable[[Record], Record]) -> Record:
     lock = root / "locks" / f"{FOLDER}.lock"
     with cache.locked(lock, timeout_seconds=_LOCK_SECONDS, on_wait=lambda holder: None):
         found = changed(read(path))
-        with tempfile.TemporaryDirectory(dir=root / cache.WORK) as folder:
-            written = Path(folder, "record.json")
-            written.write_text(found.to_json(), encoding="utf-8")
-            os.replace(written, path)
+        write_whole(path, found.to_json())
     return found

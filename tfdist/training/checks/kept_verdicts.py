@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from tfdist import cache
 from tfdist.errors import TfdistError
+from tfdist.storage.files import write_whole
 from tfdist.training.replica.judging import VERDICTS, StateRule
 from tfdist.variables import TRIALS
 
@@ -89,14 +89,7 @@ class Shelf:
         text, place = tried.to_text(), self._place(key)
         with contextlib.suppress(OSError, TfdistError):
             cache.make(self._root, (_FOLDER,))
-            with tempfile.NamedTemporaryFile("w", dir=place.parent, encoding="utf-8", delete=False) as copy:
-                try:
-                    copy.write(text)
-                    copy.flush()
-                    os.replace(copy.name, place)
-                except BaseException:
-                    os.unlink(copy.name)
-                    raise
+            write_whole(place, text)
             self._remove_oldest()
 
     def _place(self, key: str) -> Path:

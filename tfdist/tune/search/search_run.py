@@ -12,6 +12,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError
 from tfdist.jobs.notebooks.function_transfer import send_function
 from tfdist.jobs.notebooks.notebook_job import WORKER_MODULE, worker_environment
 from tfdist.processes.job_resources import guarded
+from tfdist.storage.files import write_whole
 from tfdist.tune.search import search_journal
 from tfdist.tune.search.search_history import End, Event, History, Trial
 from tfdist.tune.search.search_loop import Loop
@@ -76,9 +77,7 @@ def begin(settings: SearchSettings, folder: Path, *, tell: Tell = lambda event, 
     _require_new(folder)
     _slots_of(settings)  # refuses what cannot be, before anything is written
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"{SETTINGS}.new"
-    fresh.write_text(settings.to_json() + "\n", encoding="utf-8")
-    fresh.rename(folder / SETTINGS)
+    write_whole(folder / SETTINGS, settings.to_json() + "\n")
     return go_on(folder, tell=tell)
 
 
