@@ -21,7 +21,7 @@ from typing import IO, Any
 import tfdist
 from tests.integration.light import python_path
 from tfdist.processes.fork_server import ForkServer
-from tfdist.processes.pool import task_pool, task_worker, worker_pool
+from tfdist.processes.pool import forked_workers, task_pool, task_worker, worker_pool
 
 ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
@@ -205,16 +205,18 @@ class Forks:
     def for_pools(self) -> Iterator[None]:
         """Let every pool of this process fork its workers in the block, from several threads too."""
         own, lock = worker_pool.started, threading.Lock()
+        others = forked_workers.forked_workers  # which would import TensorFlow once more
 
         def started(*arguments: Any) -> Fork:
             with lock:
                 return self.worker(*arguments)
 
         worker_pool.started = started  # type: ignore[assignment]
+        forked_workers.forked_workers = lambda *_: contextlib.nullcontext()  # type: ignore[assignment]
         try:
             yield
         finally:
-            worker_pool.started = own
+            worker_pool.started, forked_workers.forked_workers = own, others
 
     @contextlib.contextmanager
     def for_task_pools(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.callbacks.callback_list import CallbackList
 from tensorflow.python.distribute import merge_call_interim
-from tensorflow.python.eager import executor
+from tensorflow.python.eager import context, executor
 
 from tests import private_names
 from tests.names_of_objects import ATTENTION, NAMES, OURS
@@ -33,7 +33,7 @@ from tests.private_objects import (
 from tfdist.compat import planted, version_pairs
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_frames, keras_trainer, layer_methods
-from tfdist.compat.tensorflow import tf_data
+from tfdist.compat.tensorflow import tensor_arrays, tf_data
 
 INSTALLED = version_pairs.judge(tf.__version__, keras.__version__).text
 
@@ -200,6 +200,20 @@ def test_rows_are_taken_apart_without_a_function() -> None:
     rows = tf_data.unbatched(batch)
     assert [row["x"].numpy().tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
     assert rows._inputs() == [batch], moved("tensorflow/tf_data.py", "_UnbatchDataset, which makes nothing dense")
+
+
+def test_variables_are_held_without_a_copy_and_without_a_function() -> None:
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable([3]), tf.Variable(tf.cast([0.5], tf.bfloat16))]
+    functions = context.context().list_function_names()
+    hold = tensor_arrays.holder(variables)
+    first, again = hold(), hold()
+    assert not context.context().list_function_names() - functions, "the first save waits for a trace"
+    assert all(np.shares_memory(one, other) for one, other in zip(first, again, strict=True))
+    assert [one.dtype for one in first] == [one.numpy().dtype for one in variables]
+    variables[0].assign_add([1.0, 1.0])
+    variables[1].assign([4])
+    assert [one.tolist() for one in first] == [[1.0, 2.0], [3], [0.5]]
+    assert [one.tolist() for one in hold()] == [[2.0, 3.0], [4], [0.5]]
 
 
 def test_a_running_fit_is_found_from_a_callback() -> None:

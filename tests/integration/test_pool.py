@@ -1,5 +1,6 @@
 """Worker pools: every way in which a worker can answer, or not; and nothing left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tfdist.processes.pool.forked_workers import forked_workers
 from tfdist.testing.pool import Reply, WorkerPool
 
 pytestmark = pytest.mark.quick
@@ -24,9 +26,11 @@ def environments(workers: int = 2) -> list[dict[str, str]]:
     return [{**os.environ, "PYTHONPATH": str(CASES), "RANK": str(rank)} for rank in range(workers)]
 
 
-@pytest.fixture
-def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(environments) as workers:
+@pytest.fixture(params=["started", "forked"])
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    one, _ = environments()
+    forks = forked_workers(one, ["json"]) if request.param == "forked" else contextlib.nullcontext()
+    with forks as start, WorkerPool(environments, start) as workers:
         yield workers
 
 
@@ -121,6 +125,20 @@ def test_a_worker_that_dies_between_calls_is_noticed(pool: WorkerPool) -> None:
     psutil.wait_procs([victim], timeout=200)
     assert [reply.status for reply in call(pool, "echo", value=1)] == ["returned", "exited"]
     assert [reply.status for reply in call(pool, "echo", value=1)] == ["returned", "returned"]
+
+
+def test_workers_are_started_anew_where_none_can_be_forked() -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    one, _ = environments()
+    with forked_workers(one, ["json"]) as start, WorkerPool(environments, start) as pool:
+        (server,) = [child for child in psutil.Process().children() if child.pid not in before]
+        forked = processes(pool)
+        server.kill()
+        psutil.wait_procs([server], timeout=200)
+        pool.end()
+        anew = processes(pool)
+    assert len(anew) == 2
+    assert gone([*forked, *anew])
 
 
 def test_environments_are_asked_for_at_every_start() -> None:

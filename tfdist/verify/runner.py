@@ -1,6 +1,7 @@
 """The runner of the matrix: every feature runs on one device once, and in every column, and is compared."""
 
 import contextlib
+import os
 import platform
 import shutil
 import tempfile
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.jobs.placement.worker_environment import WorkerSession
-from tfdist.processes.pool.worker_pool import Reply
+import tfdist
+from tfdist.jobs.placement.worker_environment import WorkerSession, shared_environment
+from tfdist.processes.pool import forked_workers
+from tfdist.processes.pool.worker_pool import Reply, Start
 from tfdist.validation import integer
 from tfdist.verify import cell_judge
 from tfdist.verify.cell_judge import Verdict
@@ -26,6 +29,8 @@ from tfdist.verify.matrix_report import Cell, Report
 from tfdist.waiting import done_heeding_signals
 
 _CELL = "tfdist.verify.matrix_cell"
+#: what all processes import, before they are forked
+_PRELOADED = (*tfdist.PRELOADED, _CELL, "tfdist.optimizers", "tfdist.compression.registry")
 _START_SECONDS = 120.0
 _PROBE_SECONDS = 15.0
 
@@ -69,9 +74,18 @@ def run(
     integer("jobs", jobs, minimum=1)
     rows = tuple(all_features().values()) if features is None else tuple(features)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as root:
+    with (
+        tempfile.TemporaryDirectory(prefix="tfdist-verify-") as root,
+        forked_workers.forked_workers(shared_environment(os.environ), _PRELOADED) as start,
+    ):
         matrix = _Matrix(
-            rows, columns, Path(root), baseline=baseline, deadline_seconds=deadline_seconds, on_cell=on_cell
+            rows,
+            columns,
+            Path(root),
+            baseline=baseline,
+            deadline_seconds=deadline_seconds,
+            on_cell=on_cell,
+            start=start,
         )
         matrix.run(jobs)
     return Report(
@@ -87,12 +101,19 @@ class FeatureSession(WorkerSession):
     """A session that runs features in processes, started when needed, and again after a feature has broken them."""
 
     def __init__(
-        self, directory: Path, *, column: Column | None, baseline: bool = False, deadline_seconds: float | None = None
+        self,
+        directory: Path,
+        *,
+        column: Column | None,
+        baseline: bool = False,
+        deadline_seconds: float | None = None,
+        start: Start | None = None,
     ) -> None:
         super().__init__(
             column.strategy if column else None,
             workers=column.workers if column else 1,
             replicas_per_worker=column.replicas_per_worker if column else 1,
+            start=start,
         )
         self.column = column
         self.baseline = baseline
@@ -177,10 +198,13 @@ class _Matrix:
         baseline: bool,
         deadline_seconds: float | None,
         on_cell: Callable[[Cell], None] | None,
+        start: Start | None,
     ) -> None:
         def lane(name: str, column: Column | None, plain: bool = False) -> FeatureSession:
             (root / name).mkdir()
-            return FeatureSession(root / name, column=column, baseline=plain, deadline_seconds=deadline_seconds)
+            return FeatureSession(
+                root / name, column=column, baseline=plain, deadline_seconds=deadline_seconds, start=start
+            )
 
         self.rows = rows
         self.cells: list[Cell] = []

@@ -54,7 +54,6 @@ def worker_environments(
         strategy=strategy,
         replicas_per_worker=replicas_per_worker,
     )
-    clean = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
     specs = plan(
         config,
         addresses=list(zip(hosts or [LOOPBACK] * len(ports), ports, strict=True)),
@@ -64,10 +63,15 @@ def worker_environments(
         agent_pid=os.getpid(),
         key=job_key.drawn(),
     )
-    environments = [spec.environ({**clean, **_QUIET}) for spec in specs]
+    environments = [spec.environ(shared_environment(base)) for spec in specs]
     for environment in environments:
         del environment[ERROR_FILE.name]  # a pool's workers report over their pipes
     return environments
+
+
+def shared_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of `worker_environments` that all workers share."""
+    return {**{name: value for name, value in base.items() if not name.startswith(_FOREIGN)}, **_QUIET}
 
 
 class WorkerSession:

@@ -208,14 +208,18 @@ def started(
 Start = Callable[[Mapping[str, str], int, int, IO[bytes]], "subprocess.Popen[bytes]"]
 
 
+def finding_tfdist(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which Python finds this tfdist first."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), environment.get("PYTHONPATH", "")]))
+    return {**environment, "PYTHONPATH": path}
+
+
 def _connected(start: Start, environment: Mapping[str, str]) -> _Process:
-    package_parent = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH", "")]))
     log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (the process writes to it as long as it lives)
     read_requests, requests = os.pipe()
     replies, write_replies = os.pipe()
     try:
-        popen = start({**environment, "PYTHONPATH": path}, read_requests, write_replies, log)
+        popen = start(finding_tfdist(environment), read_requests, write_replies, log)
     except BaseException:
         for descriptor in (requests, replies):
             os.close(descriptor)
