@@ -144,7 +144,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_non_trainable_variables _seed_generators", layer),
     },
     "random_states.py": {"_rng": lambda: context.Context},
-    "tensorflow/custom_gradients.py": {
+    "tensorflow/steps/custom_gradients.py": {
         "_gradient_op_type": lambda: dict.fromkeys(node_of_own_gradient()),
     },
     "tensorflow/tensor_arrays.py": {"_numpy": lambda: tf.constant(1.0)},

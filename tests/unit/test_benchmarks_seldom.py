@@ -24,7 +24,7 @@ def test_figures_are_those_of_a_reduction_in_every_step_over_others() -> None:
     assert found.times_fewer("bytes", PEER) == 1
     seconds = found.seconds_to_target("seldom"), found.seconds_to_target(PEER)
     assert [one.median for one in seconds if one is not None] == [2.0, 40.0]
-    assert found.step_seconds("seldom").median == 0.2
+    assert found.step_seconds("seldom").median == 0.16
     assert found.computing("seldom") == pytest.approx(0.95)
     assert found.computing(PEER) == pytest.approx(0.076)
     assert found.times_fewer("bytes", "alone") is None

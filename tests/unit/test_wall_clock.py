@@ -26,6 +26,7 @@ READ_IN = {
     "jobs/reporting/run_folder.py": "a moment that is shown",
     "planner/machine.py": "a moment that is shown",
     "monitor/recording/recorder.py": "TensorFlow's stamps have it; a reading in which it was set is dropped",
+    "training/balance/balance_shares.py": "TensorFlow's stamps have it; the median of many readings counts",
     "storage/block_cache.py": "which blocks of a cache were used last",
     "monitor/watch/observing.py": "a moment that is shown",
     "monitor/watch/resource_usage.py": "the age of a process, once",

@@ -462,9 +462,8 @@ class Reading(tf_data.Failing):
 def _as_written(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return the dataset with options by which TensorFlow neither tunes nor rewrites it.
 
-    Our numbers of threads are fixed, and nothing can be fused. The tuning thread takes up to 0.3 s to end with its
-    iterator, in every epoch, and the search for a better graph takes 8 to 10 ms. What a user adds to a `Reading` may be
-    tuned, so its own options do not say this.
+    Numbers of threads are fixed, and nothing can be fused. The tuning thread takes up to 0.3 s to end in every epoch,
+    and the search for a better graph 8 to 10 ms. What a user adds to a `Reading` may be tuned.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

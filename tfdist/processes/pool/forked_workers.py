@@ -32,11 +32,8 @@ _LOOK_SECONDS = 0.005
 def forked_workers(environment: Mapping[str, str], modules: Sequence[str] = tfdist.PRELOADED) -> Iterator[Start | None]:
     """Yield a function that forks workers of pools, from several threads; None where no process can be forked.
 
-    A worker is started anew if it cannot be forked. The process from which workers are forked ends with the block.
-
-    Args:
-        environment: the variables of the process that imports the modules; each worker then gets its own.
-        modules: what is imported before workers are forked.
+    A worker is started anew if it cannot be forked. The process from which workers are forked imports the modules with
+    the given variables, and ends with the block. Each worker gets variables of its own.
     """
     if sys.platform != "linux":
         yield None
