@@ -181,6 +181,14 @@ def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
     assert seen["examples"] == [40.0, 40.0]
 
 
+def test_a_metric_that_may_lose_examples_is_named(pool: WorkerPool) -> None:
+    together = call(pool, "undeclared_counts", cases="uneven_server_cases", max_staleness=0)
+    assert together["count"] == 40.0
+    (told,) = call(pool, "undeclared_counts", cases="uneven_server_cases", max_staleness=None)["told"]
+    assert "'undeclared'" in told
+    assert "'mae'" not in told
+
+
 def test_a_group_waits_for_no_other(pool: WorkerPool) -> None:
     seen = call(pool, "groups_by_name", cases="uneven_server_cases")
     assert seen["weight"] == seen["iterations"] == 12 + 60

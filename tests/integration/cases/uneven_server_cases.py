@@ -4,7 +4,9 @@ import os
 import signal
 from typing import Any
 
+import keras
 import parameter_server_cases as cases
+import tensorflow as tf
 
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.process_clock import step_clock
@@ -42,6 +44,35 @@ def backup_workers() -> dict[str, Any]:
         "told": told.sentences,
         "weight": cases.weight(model),
     }
+
+
+class _Undeclared(keras.metrics.Metric):
+    """Counts examples in a variable that does not say that it is a sum."""
+
+    def __init__(self) -> None:
+        super().__init__(name="undeclared")
+        self.count = keras.Variable(0.0, trainable=False)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+    def result(self) -> Any:
+        return tf.identity(self.count.value)
+
+
+def undeclared_counts(max_staleness: int | None) -> dict[str, Any]:
+    """Return the warnings, and what a metric has counted of 40 examples whose variable declares nothing."""
+    made = cases.strategy(max_staleness=max_staleness)
+    told = _Warnings()
+    with made.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[_Undeclared(), "mae"])
+    step_clock().attach(told)
+    try:
+        seen = model.evaluate(*cases.data(40), batch_size=8, verbose=0, return_dict=True)
+    finally:
+        step_clock().detach(told)
+    return {"told": told.sentences, "count": seen["undeclared"]}
 
 
 def groups_by_name() -> dict[str, Any]:

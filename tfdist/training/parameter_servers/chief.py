@@ -45,6 +45,11 @@ _WHOLE = (
     "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
     "max_staleness above 0 each has a batch of its own."
 )
+_LOST = (
+    "the metric %s (model %r) has variables that do not say that they add up, and workers count at the same time, so "
+    "examples are lost from its result. Make variables that are sums by add_variable(); for others train with "
+    "max_staleness=0."
+)
 # the least time of a worker that has computed; 0 is that of one that has not
 _LEAST_SECONDS = 1e-9
 
@@ -426,6 +431,9 @@ class _ChiefSteps:
                 scales=bool(self._chief.backup_workers) and self.training,
             )
             self._functions[key] = (computation, update)
+            lost = [] if self._chief.together or len(self._chief.devices) == 1 else computation.metrics_that_do_not_add
+            if lost:
+                step_clock().warn(_LOST % (", ".join(map(repr, lost)), self._model.name))
         return self._functions[key]
 
     def _update(self, update: Update, results: list[remote_part.Result], **factors: float) -> Any:

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_variables, stateless_scope
+from tfdist.compat.keras import keras_trainer, keras_variables, stateless_scope
 from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.compression import one_way
@@ -88,6 +88,13 @@ class Computation:
     @property
     def logs_are_metrics(self) -> bool:
         return self.put_logs is None
+
+    @property
+    def metrics_that_do_not_add(self) -> list[str]:
+        """The names of metrics of which a part replaces a variable, where others add to theirs."""
+        replaced = {id(note.target) for note in self.notes if note.mode == "set"}
+        metrics = keras_trainer.metrics(self._model)
+        return [one.name for one in metrics if not replaced.isdisjoint(map(id, one.variables))]
 
     def state(self) -> list[tf.Tensor]:
         """Return the present values of the variables on the chief, as the function's inputs."""
