@@ -119,6 +119,15 @@ def test_a_gather_that_does_not_fit_harms_nothing_after_it(pool: WorkerPool) -> 
     assert seen == {"failed": ["traced", "run", "eager", "gather"], "gathered": [0, 0, 1, 1], "updates": 5}
 
 
+def test_counts_are_reset_without_a_reduction(pool: WorkerPool) -> None:
+    assert call(pool, "counts_are_reset", cases="counter_cases") == {
+        "before": 4.0,
+        "after": [0.0, 0.0],
+        "reductions": 0,
+        "assigned": [4.0, [2.0, 2.0], [5.0, 5.0], 10.0, 9.0],
+    }
+
+
 def test_an_optimizer_outside_of_replicas_updates_every_copy(pool: WorkerPool) -> None:
     for name, seen in call(pool, "optimizers_outside_of_replicas").items():
         (one,) = seen["one"]["copies"]

@@ -10,6 +10,7 @@ Private names, read in TensorFlow 2.21.0:
 - `merge_call_interim`: the module through which Keras' optimizers call `_use_merge_call`
 - `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
   `_collective_key_base`, `_initialize_local_devices`: see the methods
+- `get_update_replica_id`, `SyncOnReadVariable.assign`: tell who assigns, and read back what was assigned
 - `autograph_artifact`: exempts a method from conversion; the public `do_not_convert` would exempt the function given to
   `Strategy.run` too
 """
@@ -451,6 +452,24 @@ class _Number:
         return np.asarray(self.numpy(), dtype)  # type: ignore[attr-defined]
 
 
+class _ReadWhenAsked:
+    """A variable whose copies are added up when it is read. TensorFlow reads it back after each assignment.
+
+    That is a reduction, which workers over a slow network would wait for whenever Keras resets a metric.
+    """
+
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+        """Assign a value; return what `read_value` asks for, outside of replicas the variable itself."""
+        variable: Any = super()
+        replica = tf.distribute.get_replica_context()
+        in_replica = replica is not None and replica.strategy is self.distribute_strategy  # type: ignore[attr-defined]
+        if not read_value or in_replica or distribute_lib.get_update_replica_id() is not None:
+            return variable.assign(value, use_locking, name, read_value)
+        variable.assign(value, use_locking, name, read_value=False)
+        return self
+
+
 @functools.cache
 def _numeric_kind(kind: Any) -> Any:
-    return type(kind)(kind.__name__, (_Number, kind), {"__module__": kind.__module__})
+    mixed = (_Number, _ReadWhenAsked) if issubclass(kind, values.SyncOnReadVariable) else (_Number,)
+    return type(kind)(kind.__name__, (*mixed, kind), {"__module__": kind.__module__})
