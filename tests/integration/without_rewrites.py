@@ -21,7 +21,7 @@ _as_written = _options._to_proto().SerializeToString()  # once: to merge them in
 
 def _make_iterator(dataset: Any, iterator: Any, name: Any = None) -> Any:
     if context.executing_eagerly():
-        shape = {"output_types": (tf.variant,), "output_shapes": ((),)}  # which nobody reads
+        shape = {"output_types": (tf.variant,), "output_shapes": ((),)}  # which no code reads
         dataset = _dataset_ops.options_dataset(dataset, _as_written, **shape)
     return _make(dataset, iterator, name)
 

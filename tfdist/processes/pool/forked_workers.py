@@ -83,7 +83,7 @@ class _Forked:
             if self.returncode is None:
                 try:
                     ended, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # someone else has waited for it, so nobody knows how it ended
+                except ChildProcessError:  # another thread has waited for it, so its end is unknown
                     ended, status = self.pid, signal.SIGKILL
                 if ended:
                     self.returncode = os.waitstatus_to_exitcode(status)

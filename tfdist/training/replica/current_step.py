@@ -184,23 +184,13 @@ class Step:
             self._check_order(self._asked[kind] - 1, rule)
         return self._weight_by(rule)
 
-    @contextlib.contextmanager
-    def pairing(self, optimizer: Any) -> Iterator[None]:
+    def pairing(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
         """Record in the block that an optimizer is given gradients by an `apply_gradients` of the user's."""
-        self.in_pairs.add(id(optimizer))
-        try:
-            yield
-        finally:
-            self.in_pairs.discard(id(optimizer))
+        return _among(self.in_pairs, optimizer)
 
-    @contextlib.contextmanager
-    def finishing(self, optimizer: Any) -> Iterator[None]:
+    def finishing(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
         """Let the optimizer apply what it is given in the block without another reduction."""
-        self.finished.add(id(optimizer))
-        try:
-            yield
-        finally:
-            self.finished.discard(id(optimizer))
+        return _among(self.finished, optimizer)
 
     def will_apply_reduced(self) -> None:
         """Record that the next gradient is reduced: replicas weight it as a mean, whatever its loss was."""
@@ -254,6 +244,16 @@ def alone() -> Iterator[None]:
             yield
     finally:
         outer.__enter__()
+
+
+@contextlib.contextmanager
+def _among(known: set[int], optimizer: Any) -> Iterator[None]:
+    """Keep the identity of an optimizer in a set inside the block."""
+    known.add(id(optimizer))
+    try:
+        yield
+    finally:
+        known.discard(id(optimizer))
 
 
 def cannot_add_up(what: str) -> UnsupportedError:
