@@ -28,18 +28,16 @@ class Quota:
     Args:
         pid: the process.
         factor: how many times slower it becomes, at least 1.
-        controller: the directory of the controller.
 
     Example:
         >>> with Quota(pid, 4.0):                                  # doctest: +SKIP
         ...     measure()
     """
 
-    def __init__(self, pid: int, factor: float, *, controller: Path = _CONTROLLER) -> None:
+    def __init__(self, pid: int, factor: float) -> None:
         self._pid = pid
         self._factor = factor
-        self._controller = controller
-        self._group = controller / f"tfdist-benchmark-{os.getpid()}-{pid}"
+        self._group = _CONTROLLER / f"tfdist-benchmark-{os.getpid()}-{pid}"
 
     def __enter__(self) -> "Quota":
         self._group.mkdir()
@@ -50,7 +48,7 @@ class Quota:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            (self._controller / "cgroup.procs").write_text(str(self._pid))
+            (_CONTROLLER / "cgroup.procs").write_text(str(self._pid))
         deadline = time.monotonic() + _REMOVE_SECONDS
         while True:  # a thread that ends leaves its group a moment later
             try:
