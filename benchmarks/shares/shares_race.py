@@ -13,8 +13,8 @@ from tfdist.planner import machine
 
 __all__ = ["ALIKE", "UNLIKE", "SharesBench", "SharesReport", "Training", "command"]
 
-#: the arms while workers are equally fast, and while one is slow
-ALIKE = ("equal", "balanced")
+#: the arms while workers are equally fast, and while one is slow; "control" is "equal" once more
+ALIKE = ("equal", "control", "balanced")
 UNLIKE = ("equal", "ideal", "balanced")
 _TRAINING = "benchmarks.shares.shares_training"
 # One thread computes in each process: the slow one is slower by its stops, and the other has its own core.
@@ -27,6 +27,7 @@ class SharesBench(Suite):
 
     \b
     equal      each has half of every batch
+    control    the same once more, while workers are equally fast: what a ratio means without a difference
     ideal      shares in proportion to the speeds, given by hand
     balanced   tfdist.callbacks.BalanceShares, which begins with equal shares
 
@@ -43,21 +44,23 @@ class SharesBench(Suite):
     steps: int = option(20, "Of an epoch.")
     settle: int = option(3, "Epochs before the one that is measured.")
     every: int = option(20, "Steps between two comparisons of BalanceShares.")
-    rounds: int = option(5, "Measurements of each way.")
+    rounds: int = option(5, "Measurements of each way with a slow worker.")
+    rounds_alike: int = option(15, "The same while workers are equally fast: the differences are smaller.")
 
     def run(self, told: Told = untold) -> "SharesReport":
-        shares = {"equal": (1, 1), "ideal": (self.factor, 1), "balanced": (1, 1)}
+        shares = {"ideal": (self.factor, 1)}
         with machine.observed() as about, lanes.Lane("multi-worker", workers=2, environment=_FEW_THREADS) as lane:
             told("starting")
             pids = lane.call(f"{_TRAINING}:pid")
             lane.call(f"{_TRAINING}:prepare")
             waits, row = self.slow == "waits", self.row_ms / 1e3
 
-            def train(arm: str, number: int) -> Training:
+            def train(arm: str, name: str) -> Training:
                 found = lane.call(
                     f"{_TRAINING}:train",
+                    name=name,
                     arm=arm,
-                    shares=shares[arm],
+                    shares=shares.get(arm, (1, 1)),
                     batch_size=self.batch_size,
                     steps=self.steps,
                     epochs=self.settle + 1,
@@ -67,10 +70,12 @@ class SharesBench(Suite):
                 return Training.of(found)
 
             lane.call(f"{_TRAINING}:wait_for_rows", seconds=[row, row])
-            alike = in_turns(ALIKE, train, count=self.rounds, told=told)
+            alike = in_turns(ALIKE, lambda arm, _: train(arm, "alike"), count=self.rounds_alike, told=told)
             lane.call(f"{_TRAINING}:wait_for_rows", seconds=[row, self.factor * row])
             with contextlib.nullcontext() if waits else slowed(pids[1], self.factor):
-                unlike = in_turns(UNLIKE, train, count=self.rounds, told=told)
+                unlike = in_turns(
+                    UNLIKE, lambda arm, number: train(arm, f"{arm} {number}"), count=self.rounds, told=told
+                )
         return SharesReport(setup=self, alike=alike, unlike=unlike, machine=about)
 
 
@@ -130,6 +135,7 @@ class SharesReport(Report):
             "against_ideal": self.speed(self.unlike, "balanced", "ideal"),
             "against_equal": self.speed(self.unlike, "balanced", "equal"),
             "alike_against_equal": self.speed(self.alike, "balanced", "equal"),
+            "control_against_equal": self.speed(self.alike, "control", "equal"),
             "overhead": self.overhead(),
             "most_changes": self.most_changes(),
             "moved_after_settling": sum(one.moving for one in self.unlike["balanced"]),
@@ -178,7 +184,7 @@ command = suite_command(
     examples={
         "python -m benchmarks shares": "minutes on 2 cores",
         "python -m benchmarks shares --slow waits --batch-size 256": "where other programs run",
-        "python -m benchmarks shares --rounds 1 --steps 6 --batch-size 64": "whether it runs",
+        "python -m benchmarks shares --rounds 1 --rounds-alike 1 --steps 6 --batch-size 64": "whether it runs",
     },
     page="shares",
 )

@@ -11,7 +11,11 @@ def training(seconds: float, **more: float) -> Training:
 
 
 def report() -> SharesReport:
-    alike = {"equal": [training(2.0)] * 2, "balanced": [training(2.0, callback=0.004)] * 2}
+    alike = {
+        "equal": [training(2.0)] * 2,
+        "control": [training(2.5)] * 2,
+        "balanced": [training(2.0, callback=0.004)] * 2,
+    }
     unlike = {"equal": [training(8.0)] * 2, "ideal": [training(3.0)] * 2, "balanced": [training(4.0)] * 2}
     return SharesReport(setup=SharesBench(steps=10), alike=alike, unlike=unlike, machine={})
 
@@ -23,6 +27,7 @@ def test_figures_are_steps_per_second_over_those_of_the_same_round() -> None:
     assert derived["against_ideal"].median == 0.75
     assert derived["against_equal"].median == 2.0
     assert derived["alike_against_equal"].median == 1.0
+    assert derived["control_against_equal"].median == 0.8
     assert derived["overhead"].median == pytest.approx(0.002)
     assert (derived["most_changes"], derived["moved_after_settling"]) == (3, 0)
 
