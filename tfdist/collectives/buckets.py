@@ -36,7 +36,9 @@ def chosen_bytes(asked: int | str, collective: Collective) -> int:
     if collective.size == 1:
         return DEFAULT_BYTES
     link = measured_link(collective, DEFAULT_BYTES)
-    chosen = suitable_bytes(collective.size * link.latency_seconds, link.bytes_per_second)
+    part = 2 * (collective.size - 1) / collective.size  # of a bucket's bytes, which a member sends
+    late = link.all_reduce_seconds(DEFAULT_BYTES, collective.size) - part * DEFAULT_BYTES / link.bytes_per_second
+    chosen = suitable_bytes(late / part, link.bytes_per_second)
     if collective.rank == 0:
         _log.info("bucket_bytes is %d MiB: the link has %s.", chosen >> 20, link)
     return chosen

@@ -21,13 +21,20 @@ def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0
     gradients are: the next one uses the link while another waits for what others have added up. Each measurement takes
     ``seconds``.
     """
-    few = _all_reduce_seconds(collective, FEW_BYTES, seconds)
-    many = _all_reduce_seconds(collective, many_bytes, seconds, buckets)
-    as_of_two, steps = Link.of_all_reduces((FEW_BYTES, few), (many_bytes, many)), collective.size - 1
-    rate = as_of_two.bytes_per_second * 2 * steps / collective.size
-    mine = tf.constant([as_of_two.latency_seconds / steps, rate], tf.float64)
+    size, is_direct = collective.size, collective.sends_directly
+    few = FEW_BYTES, _all_reduce_seconds(collective, FEW_BYTES, seconds)
+    many = many_bytes, _all_reduce_seconds(collective, many_bytes, seconds, buckets)
+    found = Link.of_direct(few, many, size) if is_direct else _around(few, many, size)
+    mine = tf.constant([found.latency_seconds, found.bytes_per_second], tf.float64)
     latency, rate = collective.broadcast(mine, key=traced.EAGER).numpy().tolist()
-    return Link(latency_seconds=latency, bytes_per_second=rate)
+    return Link(latency_seconds=latency, bytes_per_second=rate, is_direct=is_direct)
+
+
+def _around(few: tuple[int, float], many: tuple[int, float], members: int) -> Link:
+    """Return the link of a ring, from the sizes and the seconds of two all_reduces."""
+    as_of_two, steps = Link.of_all_reduces(few, many), members - 1
+    rate = as_of_two.bytes_per_second * 2 * steps / members
+    return Link(latency_seconds=as_of_two.latency_seconds / steps, bytes_per_second=rate)
 
 
 def _all_reduce_seconds(collective: Collective, size: int, seconds: float, buckets: int = 1) -> float:

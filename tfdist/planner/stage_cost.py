@@ -56,7 +56,7 @@ def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, li
                 whole=time,
                 part=time / parts if can else None,
                 entering=link.all_reduce_seconds(taken, parts),
-                leaving=link.all_reduce_seconds(result, parts) / 2,  # a gathering is half of it
+                leaving=link.gathering(result, parts).seconds,
                 summing=link.all_reduce_seconds(result, parts),
                 has_summands=one.kind in _SUMMING,
                 joins=one.joins,
@@ -309,6 +309,10 @@ class Setting:
         """Return the seconds of sending a micro-batch to a stage, and of sending its gradients back."""
         there, back = self.crossing[begin] if begin else (0.0, 0.0)
         return self.link.send_seconds(there * self.microbatch), self.link.send_seconds(back * self.microbatch)
+
+    def line_seconds(self, begin: int) -> float:
+        """Return the seconds in which a micro-batch, or its gradients, occupy the link before a stage."""
+        return max(self.crossing[begin]) * self.microbatch / self.link.bytes_per_second if begin else 0.0
 
     def reduction_seconds(self, stage: Stage) -> float:
         """Return the seconds of reducing gradients between the devices of a stage that nothing hides.
