@@ -1,5 +1,6 @@
 """The link between devices: the times of sending and of reducing. Loads no TensorFlow."""
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -96,25 +97,30 @@ class Link:
     def of_direct(cls, few: tuple[int, float], many: tuple[int, float], devices: int) -> "Link":
         """Return the link between hosts, from the sizes in bytes and the seconds of two all_reduces.
 
-        The small one takes one latency. The large one takes the time of `summing` on the returned link.
+        On the returned link, both take the time of `summing`.
 
         Example:
             >>> link = Link.of_direct((0, 0.005), (2_000_000, 0.017), 2)
             >>> link.latency_seconds, round(link.bytes_per_second)
             (0.005, 1000000000)
         """
-        sent_few, whole = (devices - 1) * few[0], (devices - 1) * many[0]
 
-        def link(latencies: int, sent: float) -> "Link":
-            per_byte = max((many[1] - latencies * few[1]) / (sent - latencies * sent_few), 1e-15)
-            latency = max(few[1] - per_byte * sent_few, 0.0)
+        def link(few_way: tuple[int, float], many_way: tuple[int, float]) -> "Link":
+            (some, few_part), (most, many_part) = few_way, many_way
+            sent_few, sent_many = few_part * few[0], many_part * many[0]
+            per_byte = max((some * many[1] - most * few[1]) / (some * sent_many - most * sent_few), 1e-15)
+            latency = max(few[1] - per_byte * sent_few, 0.0) / some
             return cls(latency_seconds=latency, bytes_per_second=1 / per_byte, is_direct=True)
 
-        # of the ways in which it may have been sent, the one that this link takes
-        parts = 2 * whole / devices
-        ways = [(3, parts), (2, parts), (devices + 1, parts), (2, whole), (1, whole)]
-        found = [link(*way) for way in ways]
-        return min(found, key=lambda one: abs(one.all_reduce_seconds(many[0], devices) - many[1]))
+        def error(found: "Link") -> float:
+            pairs = (few, many)
+            return sum(abs(found.all_reduce_seconds(size, devices) / taken - 1) for size, taken in pairs if taken)
+
+        # the latencies, and the part of the bytes that a device sends, of each way that a sum may take
+        whole, parts = float(devices - 1), 2 * (devices - 1) / devices
+        few_ways = [(1, whole), (2, parts)]
+        many_ways = [(3, parts), (2, parts), (devices + 1, parts), (2, whole), (1, whole)]
+        return min((link(*ways) for ways in itertools.product(few_ways, many_ways)), key=error)
 
     def send_seconds(self, size: float) -> float:
         """Return the seconds until this many bytes have arrived; 0 bytes take no time."""

@@ -1,0 +1,148 @@
+"""Latencies in predicted steps: those of sums, gathers and full pipelines, by closed forms and by a played schedule."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.planner.bucket_filling import FIRST_BYTES, RoomUnderWay, filled
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.layer_profile import LayerProfile, Profile
+from tfdist.planner.meeting_interval import travel_seconds
+from tfdist.planner.planner_link import Link
+from tfdist.planner.scaling.host_network import HostNetwork
+from tfdist.planner.schedules.schedule_orders import named
+from tfdist.planner.stage_cost import Setting, Stage
+from tfdist.planner.step_time import predict
+
+MIB = 1 << 20
+FAST, SLOW = 1e9, 1e7  # bytes per second
+
+
+def direct(rate: float, latency: float = 0.003) -> Link:
+    return Link(latency_seconds=latency, bytes_per_second=rate, is_direct=True)
+
+
+@pytest.mark.parametrize(
+    ("rate", "members", "size", "latencies"),
+    [
+        (FAST, 2, 16 * MIB, 3),  # permission, parts, sums
+        (FAST, 8, 16 * MIB, 3),
+        (SLOW, 2, 16 * MIB, 3),
+        (SLOW, 4, 16 * MIB, 2 + 3),  # on a slow line the sums go around
+        (SLOW, 8, 16 * MIB, 2 + 7),
+        (SLOW, 9, 16 * MIB, 3),  # that many do not
+        (FAST, 4, MIB, 2),  # permission, all numbers
+        (FAST, 4, 64 << 10, 1),
+    ],
+)
+def test_a_direct_sum_waits_for_so_many_messages(rate: float, members: int, size: int, latencies: int) -> None:
+    sum_of, bytes_alone = (direct(rate, latency).all_reduce_seconds(size, members) for latency in (1.0, 0.0))
+    assert sum_of - bytes_alone == pytest.approx(latencies, abs=0.01)
+
+
+def test_a_gathering_waits_for_the_numbers_of_rows_too() -> None:
+    for members, rate in itertools.product((2, 4), (FAST, SLOW)):
+        link, size = direct(rate), 8 * MIB
+        moved = (members - 1) / members * size / rate
+        assert link.scattering(size, members) == (pytest.approx(moved), pytest.approx(2 * 0.003))
+        assert link.gathering(size, members) == (pytest.approx(moved), pytest.approx(3 * 0.003))
+        assert link.gathering(64 << 10, members).late == pytest.approx(2 * 0.003)
+    ring = Link(latency_seconds=0.003, bytes_per_second=FAST)
+    assert ring.scattering(8 * MIB, 4).seconds + ring.gathering(8 * MIB, 4).seconds == pytest.approx(
+        ring.all_reduce_seconds(8 * MIB, 4)
+    )
+
+
+@pytest.mark.parametrize("many", [MIB, 16 * MIB])
+@pytest.mark.parametrize("members", [2, 4, 9])
+@pytest.mark.parametrize("rate", [1.25e7, 1.25e8, 1.25e9])
+@pytest.mark.parametrize("latency", [0.0002, 0.005, 0.05])
+def test_a_link_follows_from_its_sums(many: int, members: int, rate: float, latency: float) -> None:
+    link = direct(rate, latency)
+    few_and_many = [(size, link.all_reduce_seconds(size, members)) for size in (4 << 10, many)]
+    found = Link.of_direct(few_and_many[0], few_and_many[1], members)
+    assert found.latency_seconds == pytest.approx(latency, rel=1e-6)
+    assert found.bytes_per_second == pytest.approx(rate, rel=1e-6)
+
+
+def test_all_who_predict_count_the_same_latencies() -> None:
+    link, size, workers = direct(SLOW, 0.1), 16 * MIB, 4
+    once = link.all_reduce_seconds(size, workers)
+    assert HostNetwork(link=link).summing(size, workers).seconds == once
+    assert HostNetwork(link=link).all_reduce_seconds(size, workers) == once
+    assert travel_seconds(link, 2 * (workers - 1) / workers * size, workers) == pytest.approx(once)
+
+
+@given(sizes=st.lists(st.integers(1, 6 * MIB), min_size=1, max_size=12), limit=st.integers(MIB // 2, 8 * MIB))
+@settings(max_examples=100, deadline=None)
+def test_buckets_are_as_full_as_they_may_be(sizes: list[int], limit: int) -> None:
+    buckets = filled({place: ("f", size) for place, size in enumerate(sizes)}, limit)
+    assert list(itertools.chain(*buckets)) == list(range(len(sizes)))
+    for number, bucket in enumerate(buckets):
+        most = limit if number else min(FIRST_BYTES, limit)
+        held = sum(sizes[place] for place in bucket)
+        assert held <= most or len(bucket) == 1
+        if number + 1 < len(buckets):
+            assert held + sizes[buckets[number + 1][0]] > most
+
+
+def test_two_buckets_are_under_way_and_small_ones_besides() -> None:
+    room, awaited = RoomUnderWay(4.0, [4.0]), list[list[int]]()
+    for place, size in enumerate([4.0, 0.5, 4.0, 4.0, 4.0]):
+        awaited.append(room.before(size))
+        room.left_by(place)
+    assert awaited == [[], [], [], [0], [2]]
+
+
+def played(schedule: str, stages: int, microbatches: int, latency: float) -> float:
+    """The end of a schedule whose passes take 1 and 2, and whose messages take a latency."""
+    found = named(schedule, stages=stages, microbatches=microbatches)
+    ends, free, place = {}, [0.0] * stages, [0] * stages
+    while any(at < len(order) for at, order in zip(place, found.orders, strict=True)):
+        for stage, order in enumerate(found.orders):
+            while place[stage] < len(order):
+                work = order[place[stage]]
+                needed = list(found.needs(stage, work))
+                if not all(one in ends for one in needed):
+                    break
+                arrived = [ends[one] + (latency if one[0] != stage else 0.0) for one in needed]
+                free[stage] = max([free[stage], *arrived]) + (1 if work.kind == "forward" else 2)
+                ends[stage, work] = free[stage]
+                place[stage] += 1
+    return max(ends.values())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "eager-1f1b", "gpipe"])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_pipelines_wait_until_micro_batches_return(schedule: str, stages: int) -> None:
+    for microbatches, latency in itertools.product((1, 2, 4, 8, 16), (0.0, 0.1, 1.0, 5.0, 50.0)):
+        layers = tuple(
+            LayerProfile(
+                name=f"layer{place}",
+                inputs=(place - 1,) if place else (),
+                output_bytes=1.0,
+                gradient_bytes=1.0,
+                forward_seconds=(float(microbatches),),
+                backward_seconds=(2.0 * microbatches,),
+            )
+            for place in range(stages)
+        )
+        whole = (3.0 * microbatches * stages,)
+        setting = Setting(
+            profile=Profile(
+                model="m", batch=microbatches, batch_sizes=(microbatches,), layers=layers, whole_seconds=whole
+            ),
+            link=Link(latency_seconds=latency, bytes_per_second=1e30),
+            kinds=(DeviceKind(count=stages),),
+            schedule=schedule,
+            microbatches=microbatches,
+            replicas=1,
+        )
+        found = predict(setting, [Stage(begin=place, end=place + 1) for place in range(stages)]).seconds
+        exact = played(schedule, stages, microbatches, latency)
+        if stages < 4:
+            assert found == pytest.approx(exact, rel=0.03)
+        else:
+            assert 0.85 * exact <= found <= exact * (1 + 1e-9)
