@@ -236,7 +236,11 @@ def test_more_bandwidth_is_never_slower(
             Job(
                 profile=profile,
                 network=network_of(
-                    speed, latency, **{"per_host": per_host, **({} if sums == "per_host" else {sums: True})}
+                    speed,
+                    latency,
+                    is_direct=sums == "is_direct",
+                    has_trees=sums == "has_trees",
+                    per_host=per_host,
                 ),
                 workers=workers,
                 method=method,

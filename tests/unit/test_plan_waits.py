@@ -13,6 +13,7 @@ from tfdist.planner.meeting_interval import travel_seconds
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.schedules.schedule_orders import named
+from tfdist.planner.schedules.schedule_table import Work
 from tfdist.planner.stage_cost import Setting, Stage
 from tfdist.planner.step_time import predict
 
@@ -46,8 +47,9 @@ def test_a_gathering_waits_for_the_numbers_of_rows_too() -> None:
     for members, rate in itertools.product((2, 4), (FAST, SLOW)):
         link, size = direct(rate), 8 * MIB
         moved = (members - 1) / members * size / rate
-        assert link.scattering(size, members) == (pytest.approx(moved), pytest.approx(2 * 0.003))
-        assert link.gathering(size, members) == (pytest.approx(moved), pytest.approx(3 * 0.003))
+        for found, latencies in ((link.scattering(size, members), 2), (link.gathering(size, members), 3)):
+            assert found.line == pytest.approx(moved)
+            assert found.late == pytest.approx(latencies * 0.003)
         assert link.gathering(64 << 10, members).late == pytest.approx(2 * 0.003)
     ring = Link(latency_seconds=0.003, bytes_per_second=FAST)
     assert ring.scattering(8 * MIB, 4).seconds + ring.gathering(8 * MIB, 4).seconds == pytest.approx(
@@ -99,7 +101,8 @@ def test_two_buckets_are_under_way_and_small_ones_besides() -> None:
 def played(schedule: str, stages: int, microbatches: int, latency: float) -> float:
     """The end of a schedule whose passes take 1 and 2, and whose messages take a latency."""
     found = named(schedule, stages=stages, microbatches=microbatches)
-    ends, free, place = {}, [0.0] * stages, [0] * stages
+    ends: dict[tuple[int, Work], float] = {}
+    free, place = [0.0] * stages, [0] * stages
     while any(at < len(order) for at, order in zip(place, found.orders, strict=True)):
         for stage, order in enumerate(found.orders):
             while place[stage] < len(order):

@@ -12,6 +12,9 @@ from tfdist.planner.planner_link import Link
 FEW_BYTES = 4 << 10
 _FEWEST = 10  # the first dozen all_reduces takes several times as long
 _MOST_PER_SECOND = 240
+# A member that begins late finds the others' numbers there, and then they wait for its own: sums take more and less time
+# in turn, and their mean is that of members that begin together.
+_TOGETHER = 2
 
 
 def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0.25, buckets: int = 1) -> Link:
@@ -52,12 +55,13 @@ def _all_reduce_seconds(collective: Collective, size: int, seconds: float, bucke
 
     def taken() -> float:
         began = time.perf_counter()
-        reduce()[0].numpy()
-        return time.perf_counter() - began
+        for _ in range(_TOGETHER):
+            reduce()[0].numpy()
+        return (time.perf_counter() - began) / _TOGETHER
 
     taken()  # sets up
     mine = min(taken() for _ in range(3))
     # all members repeat it equally often
     (slowest,) = collective.all_reduce([tf.constant(mine)], key=traced.EAGER, op="max")
-    count = max(int(seconds * min(1 / float(slowest), _MOST_PER_SECOND)), _FEWEST)
+    count = max(int(seconds * min(1 / float(slowest), _MOST_PER_SECOND)), _FEWEST) // _TOGETHER
     return statistics.median([taken() for _ in range(count)][count // 2 :])
