@@ -12,8 +12,8 @@ from tfdist.planner.planner_link import Link
 FEW_BYTES = 4 << 10
 _FEWEST = 10  # the first dozen all_reduces takes several times as long
 _MOST_PER_SECOND = 240
-# A member that begins late finds the others' numbers there, and then they wait for its own: sums take more and less time
-# in turn, and their mean is that of members that begin together.
+# A member that begins late finds the others' numbers there, and then they wait for its own. So sums take more and less
+# time in turn, and their mean is the time of members that begin together.
 _TOGETHER = 2
 
 
