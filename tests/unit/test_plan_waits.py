@@ -12,6 +12,7 @@ from tfdist.planner.layer_profile import LayerProfile, Profile
 from tfdist.planner.meeting_interval import travel_seconds
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling.host_network import HostNetwork
+from tfdist.planner.scaling.job_steps import Job
 from tfdist.planner.schedules.schedule_orders import named
 from tfdist.planner.schedules.schedule_table import Work
 from tfdist.planner.stage_cost import Setting, Stage
@@ -75,6 +76,26 @@ def test_all_who_predict_count_the_same_latencies() -> None:
     assert HostNetwork(link=link).summing(size, workers).seconds == once
     assert HostNetwork(link=link).all_reduce_seconds(size, workers) == once
     assert travel_seconds(link, 2 * (workers - 1) / workers * size, workers) == pytest.approx(once)
+
+
+def test_a_sharded_optimizer_gathers_after_its_update() -> None:
+    """Six layers of 2 MiB: a bucket of one, two of two, and one of one are gathered, each with three latencies."""
+    layers = tuple(
+        LayerProfile(name=f"l{n}", parameter_bytes=2 * MIB, forward_seconds=(1.0,), backward_seconds=(2.0,))
+        for n in range(6)
+    )
+    profile = Profile(model="m", batch=2, batch_sizes=(2,), layers=layers, whole_seconds=(18.0,))
+    link, kinds = direct(1e30, 0.1), (DeviceKind(count=2),)
+    found, sharded = (
+        Setting(profile=profile, link=link, kinds=kinds, replicas=2, shards=shards).reduction_seconds(
+            Stage(begin=0, end=6, devices=2)
+        )
+        for shards in (1, 2)
+    )
+    assert found == pytest.approx(3 * 0.1)
+    assert sharded == pytest.approx((2 + 4 * 3) * 0.1)
+    job = Job(profile=profile, network=HostNetwork(link=link), method="sharded", workers=2)
+    assert job.gathering_seconds() == pytest.approx(4 * 3 * 0.1)
 
 
 @given(sizes=st.lists(st.integers(1, 6 * MIB), min_size=1, max_size=12), limit=st.integers(MIB // 2, 8 * MIB))

@@ -7,9 +7,10 @@ from tfdist import validation
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.link_measuring import measured_link
 from tfdist.errors import ConfigError
+from tfdist.planner.bucket_filling import BUCKET_BYTES
 
 #: the default size of a bucket
-DEFAULT_BYTES = 4 << 20
+DEFAULT_BYTES = BUCKET_BYTES
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
 # of the time that a bucket takes, the part that is latency
 _LATENCY_PART = 0.1

@@ -5,6 +5,8 @@ from typing import Any
 
 #: the most of the first bucket, so that the network is busy as soon as the first gradients are there
 FIRST_BYTES = 1 << 20
+#: the most of the others, unless something else is asked for
+BUCKET_BYTES = 4 << 20
 
 
 def filled(tensors: Mapping[int, tuple[Hashable, float]], bucket_bytes: float) -> list[list[int]]:

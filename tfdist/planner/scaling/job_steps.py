@@ -14,7 +14,7 @@ from functools import cached_property
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.planner.bucket_filling import RoomUnderWay, filled
+from tfdist.planner.bucket_filling import BUCKET_BYTES, RoomUnderWay, filled
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, plans
 from tfdist.planner.layer_profile import Profile
@@ -98,7 +98,7 @@ class Job:
     workers: int = 1
     batch: int | None = None
     noise: float = 0.0
-    bucket_bytes: int = 4 << 20
+    bucket_bytes: int = BUCKET_BYTES
     every: int = 8
     servers: int = 1
     rank: int = 2
