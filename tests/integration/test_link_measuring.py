@@ -39,7 +39,7 @@ def test_members_that_begin_apart_measure_their_link(
 ) -> None:
     link = Link(latency_seconds=0.005, bytes_per_second=1e8, is_direct=is_direct)
     played: Any = PlayedCollective(link, late_seconds)
-    monkeypatch.setattr(link_measuring.time, "perf_counter", lambda: played.now)
+    monkeypatch.setattr("tfdist.collectives.link_measuring.time.perf_counter", lambda: played.now)
     found = link_measuring.measured_link(played, 1 << 20, seconds=1.0)
     assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=1e-3)
     assert found.bytes_per_second == pytest.approx(link.bytes_per_second, rel=1e-3)

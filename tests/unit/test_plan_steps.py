@@ -181,15 +181,6 @@ def test_buckets_of_direct_sums_share_only_the_rate() -> None:
     assert found.reduction == pytest.approx(5 * 0.01 + 0.3)
 
 
-def test_a_link_follows_from_direct_sums() -> None:
-    for members in (2, 5):
-        network = network_of(1e8, 0.003, is_direct=True)
-        few, many = ((size, network.all_reduce_seconds(size, members)) for size in (4 << 10, 16 << 20))
-        found = Link.of_direct(few, many, members)
-        assert found.latency_seconds == pytest.approx(0.003)
-        assert found.bytes_per_second == pytest.approx(1e8)
-
-
 def test_factors_of_all_layers_travel_together() -> None:
     """However many buckets the gradients fill, two messages go there and back, after the backward pass."""
     for layers in (1, 12):
