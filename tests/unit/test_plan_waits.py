@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tfdist.planner.bucket_filling import FIRST_BYTES, RoomUnderWay, filled
 from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.division_plans import plans
 from tfdist.planner.layer_profile import LayerProfile, Profile
 from tfdist.planner.meeting_interval import travel_seconds
 from tfdist.planner.planner_link import Link
@@ -138,26 +139,39 @@ def played(schedule: str, stages: int, microbatches: int, latency: float) -> flo
     return max(ends.values())
 
 
+def chain(layers: int, batch: int) -> Profile:
+    """Layers that pass on a byte, and compute for 1 and 2 seconds for each example."""
+    each = tuple(
+        LayerProfile(
+            name=f"layer{place}",
+            inputs=(place - 1,) if place else (),
+            output_bytes=1.0,
+            gradient_bytes=1.0,
+            forward_seconds=(float(batch),),
+            backward_seconds=(2.0 * batch,),
+        )
+        for place in range(layers)
+    )
+    return Profile(model="m", batch=batch, batch_sizes=(batch,), layers=each, whole_seconds=(3.0 * batch * layers,))
+
+
+@pytest.mark.parametrize("latency", [0.0, 4.0, 40.0])
+def test_the_micro_batches_of_the_shortest_schedule_are_chosen(latency: float) -> None:
+    """Over a slow link two micro-batches, which are under way together, take less time than sixteen."""
+    link = Link(latency_seconds=latency, bytes_per_second=1e30)
+    found = plans(chain(2, 16), [DeviceKind(count=2)], link)
+    best = min((one for one in found.plans if one.strategy == "pipeline"), key=lambda one: one.prediction.seconds)
+    ends = {count: 16 / count * played("1f1b", 2, count, latency * count / 16) for count in (1, 2, 4, 8, 16)}
+    assert best.microbatches == min(ends, key=lambda count: ends[count])
+    assert best.prediction.seconds == pytest.approx(min(ends.values()), rel=0.03)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "eager-1f1b", "gpipe"])
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_pipelines_wait_until_micro_batches_return(schedule: str, stages: int) -> None:
     for microbatches, latency in itertools.product((1, 2, 4, 8, 16), (0.0, 0.1, 1.0, 5.0, 50.0)):
-        layers = tuple(
-            LayerProfile(
-                name=f"layer{place}",
-                inputs=(place - 1,) if place else (),
-                output_bytes=1.0,
-                gradient_bytes=1.0,
-                forward_seconds=(float(microbatches),),
-                backward_seconds=(2.0 * microbatches,),
-            )
-            for place in range(stages)
-        )
-        whole = (3.0 * microbatches * stages,)
         setting = Setting(
-            profile=Profile(
-                model="m", batch=microbatches, batch_sizes=(microbatches,), layers=layers, whole_seconds=whole
-            ),
+            profile=chain(stages, microbatches),
             link=Link(latency_seconds=latency, bytes_per_second=1e30),
             kinds=(DeviceKind(count=stages),),
             schedule=schedule,
