@@ -12,9 +12,7 @@ BUCKET_BYTES = 4 << 20
 def filled(tensors: Mapping[int, tuple[Hashable, float]], bucket_bytes: float) -> list[list[int]]:
     """Return buckets of indices, each of one kind, in the order of the mapping; a larger tensor has its own.
 
-    Args:
-        tensors: index -> the kind of a tensor, such as its dtype, and its size in bytes.
-        bucket_bytes: the most of a bucket; `FIRST_BYTES`, if that is less, of the first one.
+    A tensor has a kind, such as its dtype, and a size in bytes. The first bucket has at most `FIRST_BYTES`.
 
     Example:
         >>> filled({3: ("float", 16), 2: ("float", 8), 1: ("int", 4), 0: ("float", 8)}, 16)
