@@ -151,10 +151,11 @@ class _Case:
             latency_seconds=costs["latency_seconds"],
             bytes_per_second=costs["bytes_per_second"],
             is_local=self.link == LOCAL,
+            is_direct=self.link != LOCAL,
         )
         return Job(
             profile=slowed(self.profile, slower),
-            network=HostNetwork(link=link, is_direct=self.link != LOCAL),
+            network=HostNetwork(link=link),
             method=arm,
             workers=self.setup.workers,
             noise=costs["noise"],

@@ -7,9 +7,10 @@ from tfdist import validation
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.link_measuring import measured_link
 from tfdist.errors import ConfigError
+from tfdist.planner.bucket_filling import BUCKET_BYTES
 
 #: the default size of a bucket
-DEFAULT_BYTES = 4 << 20
+DEFAULT_BYTES = BUCKET_BYTES
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
 # of the time that a bucket takes, the part that is latency
 _LATENCY_PART = 0.1
@@ -36,7 +37,9 @@ def chosen_bytes(asked: int | str, collective: Collective) -> int:
     if collective.size == 1:
         return DEFAULT_BYTES
     link = measured_link(collective, DEFAULT_BYTES)
-    chosen = suitable_bytes(collective.size * link.latency_seconds, link.bytes_per_second)
+    part = 2 * (collective.size - 1) / collective.size  # of a bucket's bytes, which a member sends
+    late = link.all_reduce_seconds(DEFAULT_BYTES, collective.size) - part * DEFAULT_BYTES / link.bytes_per_second
+    chosen = suitable_bytes(late / part, link.bytes_per_second)
     if collective.rank == 0:
         _log.info("bucket_bytes is %d MiB: the link has %s.", chosen >> 20, link)
     return chosen

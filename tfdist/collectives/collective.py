@@ -30,6 +30,8 @@ class Collective(Protocol):
         matches_by_count: whether operations match by how often their key was used. Then a function that fails on one
             member, and leaves operations out, must be followed by `abort`: its next ones would match older ones.
         keeps_program_order: whether the operations of a graph run in the order in which they were traced.
+        sends_directly: whether members, each on a host of its own, send the parts of a sum straight to each other, and
+            not around a ring.
     """
 
     size: int
@@ -37,6 +39,7 @@ class Collective(Protocol):
     hosts: tuple[int, ...]
     matches_by_count: bool
     keeps_program_order: bool
+    sends_directly: bool
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "Collective | None":
         """Return the collective of some of the members, or None if this one is not among them; all members call this.

@@ -17,12 +17,10 @@ import tensorflow as tf
 from tfdist.collectives import wire_dtypes
 from tfdist.collectives.collective import Collective
 from tfdist.monitor.recording import graph_stamps
+from tfdist.planner.bucket_filling import filled
 
 #: the key of all that is reduced outside of functions
 EAGER = "eager"
-
-#: the most of the first bucket, so that the network is busy as soon as the first gradients are there
-FIRST_BYTES = 1 << 20
 
 # What the collectives of Horovod and of TensorFlow reduce alike.
 _REDUCED_BY_ALL = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -120,18 +118,8 @@ def in_buckets(tensors: Mapping[int, tf.Tensor], bucket_bytes: int) -> list[list
         >>> in_buckets({3: tf.zeros([4]), 2: tf.zeros([2]), 1: tf.zeros([1], tf.int32), 0: tf.zeros([2])}, 16)
         [[3], [2, 0], [1]]
     """
-    buckets: list[list[int]] = []
-    filling: dict[tf.DType, tuple[list[int], int]] = {}
-    for index, tensor in tensors.items():
-        size = (tensor.shape.num_elements() or 1) * tensor.dtype.size
-        bucket, held = filling.get(tensor.dtype, ([], 0))
-        limit = min(FIRST_BYTES, bucket_bytes) if buckets and bucket is buckets[0] else bucket_bytes
-        if not bucket or held + size > limit:
-            bucket, held = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        filling[tensor.dtype] = (bucket, held + size)
-    return buckets
+    kinds = {i: (one.dtype, (one.shape.num_elements() or 1) * one.dtype.size) for i, one in tensors.items()}
+    return filled(kinds, bucket_bytes)
 
 
 class TracedCollective:

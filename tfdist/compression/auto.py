@@ -82,10 +82,10 @@ class Measured:
     members: int
     bucket_bytes: int
 
-    @property
-    def latency_seconds(self) -> float:
-        """The seconds of an all_reduce of almost nothing."""
-        return 2 * (self.members - 1) * self.link.latency_seconds
+    def latency_seconds(self, sent: float = 1.0) -> float:
+        """Return the seconds that an all_reduce in which a member sends this many bytes takes besides those bytes."""
+        size = max(sent, 1.0) * self.members / (2 * (self.members - 1))
+        return max(self.link.all_reduce_seconds(size, self.members) - sent / self.link.bytes_per_second, 0.0)
 
 
 def is_like(link: Link, other: Link) -> bool:
@@ -117,7 +117,8 @@ def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
         t = k u + c n + h m a + w b
 
     with the computing time k for each of u tensors and c for each number; h rounds of m messages of latency a; and w
-    bytes at b seconds each. If a codec takes each gradient by itself, u is the number of gradients, else of buckets.
+    bytes at b seconds each. Members that send straight to each other have all messages of a round under way at the same
+    time, so m is 1. If a codec takes each gradient by itself, u is the number of gradients, else of buckets.
     The first bucket of gradients without a codec is counted too, since they travel in any case.
 
     Example:
@@ -138,7 +139,8 @@ def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
         rounds = 1 if codec.accuracy in ("lossless", "rounded") else _HOPS
         messages = max(1, math.ceil(sent / given.bucket_bytes) if codec.by_tensor else buckets)
         seconds += cost.seconds * (len(own) if codec.by_tensor else buckets) + cost.seconds_per_element * elements
-        seconds += rounds * messages * given.latency_seconds + sent / given.link.bytes_per_second
+        late = rounds * given.latency_seconds(sent / rounds / messages)
+        seconds += late * (1 if given.link.is_direct else messages) + sent / given.link.bytes_per_second
         wire_bytes += sent
     return Prediction(seconds, wire_bytes)
 
@@ -184,7 +186,7 @@ def described(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
     return (
         f"{', '.join(counts)} of {len(choice)} gradients: {now.wire_bytes / 1e6:.3g} MB a step instead of "
         f"{whole.wire_bytes / 1e6:.3g} MB, {1e3 * now.seconds:.3g} ms instead of {1e3 * whole.seconds:.3g} ms "
-        f"(measured: {8e-6 * given.link.bytes_per_second:.3g} Mbit/s, {1e3 * given.latency_seconds:.2g} ms)"
+        f"(measured: {8e-6 * given.link.bytes_per_second:.3g} Mbit/s, {1e3 * given.latency_seconds():.2g} ms)"
     )
 
 

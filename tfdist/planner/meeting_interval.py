@@ -64,10 +64,10 @@ def smallest_interval(meetings: Meetings) -> int:
 
 
 def travel_seconds(link: Link, wire_bytes: float, workers: int) -> float:
-    """Return the seconds of an exchange in which each worker sends this many bytes, in 2 (n - 1) messages.
+    """Return the seconds of an exchange in which each worker sends this many bytes, as in an all_reduce of as many.
 
     Example:
         >>> travel_seconds(Link.parse("100mbit", delay_ms=25.0), 12_500_000, 2)
         1.05
     """
-    return 2 * (workers - 1) * link.latency_seconds + wire_bytes / link.bytes_per_second if workers > 1 else 0.0
+    return link.all_reduce_seconds(wire_bytes * workers / (2 * (workers - 1)), workers) if workers > 1 else 0.0

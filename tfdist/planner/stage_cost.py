@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tfdist import validation
+from tfdist.planner.bucket_filling import BUCKET_BYTES, filled
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import LayerProfile, Profile
 from tfdist.planner.planner_link import Link
@@ -56,7 +57,7 @@ def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, li
                 whole=time,
                 part=time / parts if can else None,
                 entering=link.all_reduce_seconds(taken, parts),
-                leaving=link.all_reduce_seconds(result, parts) / 2,  # a gathering is half of it
+                leaving=link.gathering(result, parts).seconds,
                 summing=link.all_reduce_seconds(result, parts),
                 has_summands=one.kind in _SUMMING,
                 joins=one.joins,
@@ -310,21 +311,31 @@ class Setting:
         there, back = self.crossing[begin] if begin else (0.0, 0.0)
         return self.link.send_seconds(there * self.microbatch), self.link.send_seconds(back * self.microbatch)
 
+    def line_seconds(self, begin: int) -> float:
+        """Return the seconds in which a micro-batch, or its gradients, occupy the link before a stage."""
+        return max(self.crossing[begin]) * self.microbatch / self.link.bytes_per_second if begin else 0.0
+
     def reduction_seconds(self, stage: Stage) -> float:
         """Return the seconds of reducing gradients between the devices of a stage that nothing hides.
 
         Without micro-batches, gradients are sent during the backward pass, except those of the last layer. With
         micro-batches, they are sent only during the backward pass of the last one. Nothing is hidden between processes
-        of one host.
+        of one host. A sharded optimizer reduces to parts, and gathers new weights bucket by bucket after its update.
         """
-        size = self.held_bytes(stage)
-        needed = self.link.all_reduce_seconds(size, stage.devices)
-        if self.link.is_local or not needed:
+        size, link = self.held_bytes(stage), self.link
+        needed = link.all_reduce_seconds(size, stage.devices)
+        if link.is_local or not needed:
             return needed
         backward = (self._backward[stage.end] - self._backward[stage.begin]) / self.kinds[stage.kind].speed / self.parts
         layers = self.profile.layers[stage.begin : stage.end]
         first = next((one.parameter_bytes for one in layers if one.parameter_bytes), 0)  # ready when nothing is left
-        return max(needed - backward, self.link.all_reduce_seconds(first, stage.devices))
+        if self.shards == 1:
+            return max(needed - backward, link.all_reduce_seconds(first, stage.devices))
+        sizes = {place: ("", float(one.parameter_bytes)) for place, one in enumerate(layers) if one.parameter_bytes}
+        buckets = [math.fsum(sizes[place][1] for place in one) for one in filled(sizes, BUCKET_BYTES)]
+        gathered = math.fsum(link.gathering(one, stage.devices).seconds for one in buckets)
+        reduced = [link.scattering(one, stage.devices).seconds for one in (size, first)]
+        return max(reduced[0] - backward, reduced[1]) + gathered
 
     def fixed_seconds(self, stages: int) -> float:
         """Return the fixed seconds of a step with this many stages.

@@ -136,12 +136,23 @@ def best_stages(
     validation.one_of("objective", objective, OBJECTIVES)
     search = _Search(setting, limits_memory=limits_memory, uses_all=uses_all)
     found = search.fronts(objective)
-    return min(found, key=lambda stages: (cost(setting, stages, objective), _order(stages)), default=None)
+
+    def value(stages: tuple[Stage, ...]) -> float:
+        return cost(setting, stages, objective, waits_for_returns=False)
+
+    return min(found, key=lambda stages: (value(stages), _order(stages)), default=None)
 
 
-def cost(setting: Setting, stages: Sequence[Stage], objective: str = "time") -> float:
-    """Return the value of the objective: the seconds of a step, or the price of the devices for that time."""
+def cost(
+    setting: Setting, stages: Sequence[Stage], objective: str = "time", *, waits_for_returns: bool = True
+) -> float:
+    """Return the value of the objective: the seconds of a step, or the price of the devices for that time.
+
+    The search of stages does not count waits for micro-batches to return. They hardly depend on where stages begin.
+    """
     seconds = step_time.predict(setting, stages).seconds
+    if not waits_for_returns:
+        seconds -= step_time.waiting_for_returns(setting, stages)
     if objective == "time":
         return seconds
     return seconds / _HOUR * sum(one.devices * setting.kinds[one.kind].price for one in stages)

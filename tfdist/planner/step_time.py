@@ -10,8 +10,12 @@ process of a host has it to itself, else as c_s; a_s: the addition of its gradie
 sending to the stage and back; r_s: the part of the reduction that nothing hides; u_s: the update. If stages are alike,
 the first two terms are (M + K - 1) c, except for a and f. Without a flush (PipeDream) a step of M micro-batches is M
 times the slowest of c_s + u_s, x_s and r_s.
+
+The pace has only the time in which x_s occupies the link, not its latency. Latencies delay a stage that has as many
+micro-batches under way as its schedule allows, until the first of them comes back: `waiting_for_returns`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,9 +76,8 @@ class Prediction:
 def parts(setting: Setting, stage: Stage) -> Parts:
     turns = taking_turns(setting, stage)
     compute, first = setting.compute_seconds(stage), setting.first_seconds(stage)
-    there, back = setting.sending_seconds(stage.begin)
     reduction, update = setting.reduction_seconds(stage), setting.update_seconds(stage)
-    line, way = max(there, back), there + back
+    line, way = setting.line_seconds(stage.begin), math.fsum(setting.sending_seconds(stage.begin))
     if setting.link.is_local:  # the processors that compute also copy
         compute, first, line, way = compute + way, first + way, 0.0, 0.0
     if setting.flushes:
@@ -86,6 +89,25 @@ def parts(setting: Setting, stage: Stage) -> Parts:
 def step_seconds(setting: Setting, found: Sequence[Parts]) -> float:
     turns = setting.microbatches - 1 if setting.flushes else setting.microbatches
     return turns * max(one.pace for one in found) + sum(one.passing for one in found) + max(one.end for one in found)
+
+
+def waiting_for_returns(setting: Setting, stages: Sequence[Stage]) -> float:
+    """Return the seconds that latencies add to the pace of micro-batches.
+
+    A stage begins a micro-batch when the one that is w places before it has come back, after R: w is the number of
+    micro-batches that its schedule lets be under way from it on. So M micro-batches take at least k R and M - 1 - k w
+    times the pace, with the largest k. Without a flush they never stop, and the pace is at least R / w.
+    """
+    pace, behind, most = max(parts(setting, one).pace for one in stages), 0.0, 0.0
+    devices, turns = 0, setting.microbatches - 1 if setting.flushes else setting.microbatches
+    for stage in reversed(stages):
+        devices += stage.devices
+        back = behind + setting.compute_seconds(stage) + (setting.adding_seconds(stage) if setting.flushes else 0.0)
+        room = setting.under_way(stage, devices) * taking_turns(setting, stage)
+        often = turns // room if setting.flushes else turns / room
+        most = max(most, often * back + (turns - often * room) * pace)
+        behind = back + math.fsum(setting.sending_seconds(stage.begin))
+    return 0.0 if setting.link.is_local else max(most - turns * pace, 0.0)
 
 
 def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
@@ -108,7 +130,7 @@ def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
         (3.75, 0.2)
     """
     found = [parts(setting, stage) for stage in stages]
-    total = step_seconds(setting, found)
+    total = step_seconds(setting, found) + waiting_for_returns(setting, stages)
     turns = [taking_turns(setting, one) for one in stages]
     each = [setting.compute_seconds(one) / count for one, count in zip(stages, turns, strict=True)]
     if setting.flushes:

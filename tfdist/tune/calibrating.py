@@ -107,15 +107,12 @@ def costs_of(collective: Any) -> dict[str, float]:
     """Measure the link between members, the cost of PowerSGD, an almost empty step, and the noise of steps."""
     import tensorflow as tf
 
-    from tfdist.collectives.link_measuring import FEW_BYTES, measured_link
+    from tfdist.collectives.link_measuring import measured_link
     from tfdist.compression import PowerSGD
     from tfdist.gradients.reduction.codec_plan import agreed_costs
 
     is_far = len(set(collective.hosts)) == collective.size
     link = measured_link(collective, _LINK_BYTES, seconds=_LINK_SECONDS, buckets=_BUCKETS if is_far else 1)
-    if is_far:  # members send to each other, not around a ring
-        few, many = ((size, link.all_reduce_seconds(size, collective.size)) for size in (FEW_BYTES, _LINK_BYTES))
-        link = Link.of_direct(few, many, collective.size)
     (codec,) = agreed_costs(collective, [PowerSGD(rank=2)])
 
     @tf.function(autograph=False)

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,6 +24,7 @@ from tfdist.planner.scaling import plan_record
 from tfdist.planner.stage_cost import SCHEDULES
 from tfdist.planner.stage_search import OBJECTIVES
 from tfdist.planner.tensor_layouts import layouts
+from tfdist.processes.shared_memory import observe_gpus
 from tfdist.validation import as_bytes
 
 
@@ -116,7 +118,7 @@ def command(
     found = _kinds(devices, memory, kinds)
     count = sum(one.count for one in found)
     _require_at_once(at_once, count, profile)
-    given = None if link is None else Link.parse(link, delay_ms=delay_ms)
+    given = None if link is None else replace(Link.parse(link, delay_ms=delay_ms), is_direct=not observe_gpus())
     require_source(profile, script, is_module=is_module)
     words = words_of(script, arguments, is_module=is_module)
     quiet = json_path == "-"

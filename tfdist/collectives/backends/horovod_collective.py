@@ -23,6 +23,7 @@ class HorovodCollective:
     """The collective of the ranks of a Horovod process set."""
 
     keeps_program_order = False
+    sends_directly = False
     matches_by_count = True  # by name, whichever step of a member it is in
 
     def __init__(

@@ -15,6 +15,7 @@ class LocalCollective:
     hosts: tuple[int, ...] = (0,)
     matches_by_count = False
     keeps_program_order = False
+    sends_directly = False
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "LocalCollective | None":
         """Return itself, if it is among the members; see `Collective.among`."""

@@ -64,6 +64,7 @@ class NativeCollective:
         self.hosts = tuple(hosts)
         self.matches_by_count = number > 0  # operations of replicas whose step fails are taken back
         self.keeps_program_order = False
+        self.sends_directly = len(set(self.hosts)) == self.size > 1
         self.device = device
         self._number = number
         self._members = list(members)

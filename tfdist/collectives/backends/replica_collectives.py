@@ -83,6 +83,7 @@ class TwoLevelCollective:
 
     matches_by_count = False
     keeps_program_order = False
+    sends_directly = False
 
     def __init__(self, local: NativeCollective, between: Collective, *, hosts: Sequence[int], index: int) -> None:
         self.size = local.size * len(hosts)

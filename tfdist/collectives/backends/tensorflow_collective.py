@@ -40,6 +40,7 @@ class TensorFlowCollective:
 
     matches_by_count = False
     keeps_program_order = True  # the operations of a graph run in the order in which they were traced
+    sends_directly = False
 
     def __init__(
         self,

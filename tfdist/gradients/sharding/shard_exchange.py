@@ -4,7 +4,7 @@ Both use buckets in backward-pass order, and together move as many bytes as an a
 the first half and an all_gather the second.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import graph_rewrites, sharded_variable
 from tfdist.gradients.reduction import reducer
 from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, Stretch
+from tfdist.planner.bucket_filling import RoomUnderWay
 
 
 class ReduceScatter(reducer.GradientReducer):
@@ -34,10 +35,10 @@ class ReduceScatter(reducer.GradientReducer):
         others = [i for i in range(len(gradients)) if i not in set(divided)]
         sums = list(gradients)
         dense = {i: tf.convert_to_tensor(gradients[i].value) for i in divided}
-        under_way = _UnderWay(self._traced.bucket_bytes, dense.values())
+        under_way = RoomUnderWay(self._traced.bucket_bytes, map(_bytes, dense.values()))
         for bucket in in_buckets(dense, self._traced.bucket_bytes):
             wholes = [dense[i] for i in bucket]
-            graph_rewrites.hold_back(wholes, under_way.before(wholes))
+            graph_rewrites.hold_back(wholes, under_way.before(sum(map(_bytes, wholes))))
             shaped = {i: part for i in bucket if isinstance(part := parts[i], Stretch)}
             spread = joined([shaped[i].spread(dense[i]) for i in bucket])
             label = " and ".join(f"gradient of {gradients[i].path}" for i in bucket)
@@ -50,32 +51,6 @@ class ReduceScatter(reducer.GradientReducer):
         for i, whole in zip(others, arrived, strict=True):
             sums[i] = replace(whole, value=parts[i].of(whole.value))
         return sums
-
-
-class _UnderWay:
-    """A limit on the bytes under way in a step: two buckets, or two of the largest tensor that travels by itself.
-
-    One bucket travels while the next is made. Small tensors between them do not count.
-    """
-
-    def __init__(self, bucket_bytes: int, alike: Iterable[Any]) -> None:
-        largest = max([bucket_bytes, *map(_bytes, alike)])
-        self._most = 2 * largest + largest // 4
-        self._gone: list[tuple[int, Any]] = []
-        self._next = 0
-
-    def before(self, wholes: Sequence[Any]) -> list[Any]:
-        """Return the tensors that must have arrived before these are made: none, or one that was given to `left_by`."""
-        held = self._next = sum(map(_bytes, wholes))
-        for size, arrived in reversed(self._gone):
-            held += size
-            if held > self._most:
-                return [arrived]
-        return []
-
-    def left_by(self, arrived: Any) -> None:
-        """Note the result of the tensors that `before` was asked about last."""
-        self._gone.append((self._next, arrived))
 
 
 def reduced(
@@ -102,9 +77,9 @@ def assign_wholes(
     everywhere = [i for i in every if isinstance(parts[i], Everywhere)]
     paths = relative_paths([variable.path for variable in variables])
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
-    under_way = _UnderWay(traced.bucket_bytes, specs)
+    under_way = RoomUnderWay(traced.bucket_bytes, map(_bytes, specs))
     for i in apart:
-        with tf.control_dependencies(under_way.before([specs[i]])):
+        with tf.control_dependencies(under_way.before(_bytes(specs[i]))):
             part = sharded_variable.part_of(variables[i])
             part.assign(value(i))
             under_way.left_by(tf.convert_to_tensor(part))
@@ -113,7 +88,7 @@ def assign_wholes(
         wholes = {i: specs[i] for i in every if isinstance(parts[i], kind) and i not in set(apart)}
         for bucket in in_buckets(wholes, traced.bucket_bytes):
             label = " and ".join(f"new {paths[i]}" for i in bucket)
-            with tf.control_dependencies(under_way.before([specs[i] for i in bucket])):
+            with tf.control_dependencies(under_way.before(sum(_bytes(specs[i]) for i in bucket))):
                 mine = [tf.convert_to_tensor(value(i)) for i in bucket]
             with tf.control_dependencies(assigned):  # the whole is there twice until then
                 arrived = send(traced, mine, [parts[i] for i in bucket], label)

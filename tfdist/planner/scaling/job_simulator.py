@@ -131,6 +131,7 @@ class StepModel:
         is_reducing = job.workers > 1 and job.method in ("data", "powersgd", "sharded")
         overlaps = is_reducing and not job.network.is_local(job.workers)
         self.exchanges = job.exchanges() if overlaps else []
+        self.awaited = job.awaited() if overlaps else []
         self.gathered = job.gathering_seconds() if job.method == "sharded" and overlaps else 0.0
 
     def computing(self, draw: np.random.Generator, steps: int) -> np.ndarray:
@@ -147,9 +148,9 @@ class StepModel:
         last = factors.max(axis=1)
         if not self.exchanges:
             return (self.compute + self._bubble) * last + self._reduction + self._rest
-        free, most, ends = np.zeros(len(last)), self.job.most_under_way, list[np.ndarray]()
-        for place, (ready, one) in enumerate(self.exchanges):
-            before = ends[place - most] if place >= most else 0.0
+        free, ends = np.zeros(len(last)), list[np.ndarray]()
+        for (ready, one), earlier in zip(self.exchanges, self.awaited, strict=True):
+            before = 0.0 if earlier is None else ends[earlier]
             free = np.maximum(np.maximum(free, before), ready * last) + one.line
             ends.append(free + one.late)
         return np.maximum(np.max(ends, axis=0), self.compute * last) + self.gathered + self._rest

@@ -8,17 +8,19 @@ the term `stragglers`.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tfdist import validation
 from tfdist.errors import ConfigError
+from tfdist.planner.bucket_filling import BUCKET_BYTES, RoomUnderWay, filled
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, plans
 from tfdist.planner.layer_profile import Profile
 from tfdist.planner.meeting_interval import Meetings
-from tfdist.planner.scaling.host_network import HostNetwork, Transfer
+from tfdist.planner.planner_link import Transfer
+from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.worker_noise import waiting
 from tfdist.planner.stage_cost import Setting, Stage
 
@@ -96,7 +98,7 @@ class Job:
     workers: int = 1
     batch: int | None = None
     noise: float = 0.0
-    bucket_bytes: int = 4 << 20
+    bucket_bytes: int = BUCKET_BYTES
     every: int = 8
     servers: int = 1
     rank: int = 2
@@ -178,19 +180,16 @@ class Job:
         found = [one for one in every if one.strategy == "pipeline"]
         return min(found, key=lambda one: (not one.fits, one.prediction.seconds), default=None)
 
-    def buckets(self, sizes: Sequence[float]) -> Iterator[tuple[int, float]]:
-        """Yield each bucket in the order of the backward pass: the layer that completes it, and its size in bytes.
+    def buckets(self, *, is_forward: bool = False) -> list[tuple[int, float]]:
+        """Return each bucket of gradients in the order of the backward pass, or of new weights in that of the layers.
 
-        A bucket takes whole layers until it has at least `bucket_bytes` of gradients.
+        Each is the layer that completes it, and its size in bytes.
         """
-        held = sent = 0.0
-        places = range(len(sizes) - 1, -1, -1)
-        for place in places:
-            held += self.profile.layers[place].parameter_bytes
-            sent += sizes[place]
-            if sent and (held >= self.bucket_bytes or place == 0):
-                yield place, sent
-                held = sent = 0.0
+        layers = list(enumerate(self.profile.layers))
+        ordered = layers if is_forward else layers[::-1]
+        sizes = {place: ("", float(one.parameter_bytes)) for place, one in ordered if one.parameter_bytes}
+        each = filled(sizes, self.bucket_bytes)
+        return [(bucket[-1], math.fsum(sizes[place][1] for place in bucket)) for bucket in each]
 
     def exchanges(self) -> list[tuple[float, Transfer]]:
         """Return each exchange of a step's gradients in its order: when it may begin, and how long it takes.
@@ -202,13 +201,22 @@ class Job:
             once = self.network.summing(math.fsum(self.wire_bytes()) / 2, self.workers)
             return [(self.compute_seconds, Transfer(2 * once.line, 2 * once.late))]
         ready = self.ready_seconds()
-        travel = self.network.half if self.method == "sharded" else self.network.summing
-        return [(ready[place], travel(size, self.workers)) for place, size in self.buckets(self.wire_bytes())]
+        travel = self.network.scattering if self.method == "sharded" else self.network.summing
+        return [(ready[place], travel(size, self.workers)) for place, size in self.buckets()]
 
-    @property
-    def most_under_way(self) -> int:
-        """The number of buckets under way at the same time; a sharded optimizer limits the memory that they take."""
-        return 2 if self.method == "sharded" else len(self.profile.layers)
+    def awaited(self) -> list[int | None]:
+        """Return for each exchange the one that must have arrived before it begins, if there is one.
+
+        A sharded optimizer limits the memory that buckets under way take.
+        """
+        if self.method != "sharded":
+            return [None] * len(self.exchanges())
+        sizes = [size for _, size in self.buckets()]
+        room, found = RoomUnderWay(self.bucket_bytes, sizes), list[int | None]()
+        for place, size in enumerate(sizes):
+            found.append(next(iter(room.before(size)), None))
+            room.left_by(place)
+        return found
 
     @property
     def wait(self) -> float:
@@ -222,8 +230,8 @@ class Job:
 
     def gathering_seconds(self) -> float:
         """Return the seconds of gathering the new weights of each bucket on all workers (sharded)."""
-        halves = [self.network.half(size, self.workers) for _, size in self.buckets(self.wire_bytes())]
-        return math.fsum(one.seconds for one in halves)  # each leaves when the one before it has been assigned
+        every = [self.network.gathering(size, self.workers) for _, size in self.buckets(is_forward=True)]
+        return math.fsum(one.seconds for one in every)  # each leaves when the one before it has been assigned
 
     def ready_seconds(self) -> list[float]:
         """Return the seconds from the beginning of a step until each layer's gradients are ready."""
@@ -282,8 +290,8 @@ def _reduction(job: Job) -> tuple[float, float]:
     """Return the seconds of reduction after the backward pass, and those hidden behind it."""
     free = total = 0.0
     ends = list[float]()
-    for place, (ready, one) in enumerate(job.exchanges()):
-        before = ends[place - job.most_under_way] if place >= job.most_under_way else 0.0
+    for (ready, one), earlier in zip(job.exchanges(), job.awaited(), strict=True):
+        before = 0.0 if earlier is None else ends[earlier]
         free = max(free, ready, before) + one.line
         ends.append(free + one.late)
         total += one.seconds

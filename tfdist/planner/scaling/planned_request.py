@@ -52,13 +52,8 @@ class Surroundings:
 def network_of(between: Link, hosts: str | None, device: str) -> HostNetwork:
     per_host, inside = _hosts(hosts)
     by_nccl = device.strip().lower() in DEVICES
-    return HostNetwork(
-        link=between,
-        per_host=per_host,
-        inside=inside,
-        has_trees=by_nccl,
-        is_direct=not (by_nccl or between.is_local),
-    )
+    link = dataclasses.replace(between, is_direct=not (by_nccl or between.is_local))
+    return HostNetwork(link=link, per_host=per_host, inside=inside, has_trees=by_nccl)
 
 
 def is_compared(profile: Profile, device: str) -> bool:
