@@ -66,6 +66,13 @@ def test_a_layer_that_compares_rows_is_said_of_a_model_that_is_only_evaluated(po
     assert "'centring'" in sentence
 
 
+def test_a_layer_that_compares_rows_is_said_once_of_a_model_that_only_predicts(pool: WorkerPool) -> None:
+    seen = call(pool, "said_of_predictions")
+    (sentence,) = seen["centring"]
+    assert "'centring'" in sentence
+    assert seen["rows apart"] == []
+
+
 def test_a_step_that_cannot_be_tried_is_told_without_the_text_of_tensorflow(pool: WorkerPool) -> None:
     (sentence,) = call(pool, "said_of_a_condition")
     assert "inside a condition" in sentence

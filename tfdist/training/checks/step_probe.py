@@ -140,6 +140,10 @@ def warn_once(model: keras.Model, workers: Workers, sentence: str) -> None:
     said.add(sentence)
 
 
+def tolerance_of_outputs(*, in_16_bits: bool) -> float:
+    return _IN_16_BITS if in_16_bits else _OF_NUMBERS
+
+
 class Probe:
     """The rules of a model's steps, found before the first step."""
 
@@ -294,7 +298,7 @@ class Probe:
         mixes = False
         if (data := self._few(slices, is_cut)) is not None and int(batch_rows.rows_of(data)) > 1:
             in_16_bits = keras_trainer.computes_in_16_bits(self._model)
-            tolerance = _IN_16_BITS if in_16_bits else _OF_NUMBERS
+            tolerance = tolerance_of_outputs(in_16_bits=in_16_bits)
             how = row_mixing.Pass(training=self._training, tolerance=tolerance, meets=is_cut)
             try:
                 mixes = row_mixing.mixes(self._model, self._strategy, data, how)
