@@ -228,6 +228,16 @@ def evaluate_with_a_kill() -> dict[str, Any]:
     return {"examples": float(logs["examples"]), "loss": float(logs["loss"]), "rows": rows.shape}
 
 
+def predictions_that_compare_rows() -> float:
+    """Return how far predictions of a layer that subtracts the mean of a batch are from those of one device."""
+    centred = keras.layers.Dense(3, activation=lambda h: h - keras.ops.mean(h, axis=0))
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((2,)), centred])
+    x = np.arange(24, dtype=np.float32).reshape(-1, 2) ** 0.5
+    plain = x @ centred.kernel.numpy()
+    return float(np.abs(model.predict(x, batch_size=12, verbose=0) - plain + plain.mean(axis=0)).max())
+
+
 def corrected_rates() -> dict[str, float]:
     """Return the weight, and what it must be from the staleness of each gradient."""
     made = strategy(staleness_correction=True)

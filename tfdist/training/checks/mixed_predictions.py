@@ -45,29 +45,29 @@ class Look:
             return
         self._is_due = False
         suspects = row_mixing.suspects(self._model)
-        if suspects and self._workers.gather([int(self._mixes(layout))]).max():
+        if suspects and self._workers.gather([int(mixes(self._model, self._strategy, layout))]).max():
             sentence = advice.of("layers", ", ".join(suspects), self._model)
             step_probe.warn_once(self._model, self._workers, sentence)
 
-    def _mixes(self, layout: Layout) -> bool:
-        data = made_up(layout)
-        if data is None:
-            return False
-        in_16_bits = keras_trainer.computes_in_16_bits(self._model)
-        how = row_mixing.Pass(
-            training=False,
-            tolerance=step_probe.tolerance_of_outputs(in_16_bits=in_16_bits),
-            meets=any(sharded_variable.sharding_of(weight) is not None for weight in self._model.weights),
-            exchange=_raise,
-        )
-        try:
-            return row_mixing.mixes(self._model, self._strategy, data, how)
-        except _ExchangesError:
-            return False
-        except Exception as error:  # noqa: BLE001 - the user's code, on rows that it is not written for
-            tried_step.made_variables(self._strategy)
-            _log.debug("tfdist: whether %r mixes rows could not be tried: %s", self._model.name, error)
-            return False
+
+def mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
+    """Return whether the outputs for made-up rows differ when other rows are left out; False if that is unknown."""
+    if not row_mixing.suspects(model) or (data := made_up(layout)) is None:
+        return False
+    how = row_mixing.Pass(
+        training=False,
+        tolerance=step_probe.tolerance_of_outputs(in_16_bits=keras_trainer.computes_in_16_bits(model)),
+        meets=any(sharded_variable.sharding_of(weight) is not None for weight in model.weights),
+        exchange=_raise,
+    )
+    try:
+        return row_mixing.mixes(model, strategy, data, how)
+    except _ExchangesError:
+        return False
+    except Exception as error:  # noqa: BLE001 - the user's code, on rows that it is not written for
+        tried_step.made_variables(strategy)
+        _log.debug("tfdist: whether %r mixes rows could not be tried: %s", model.name, error)
+        return False
 
 
 def made_up(layout: Layout) -> Any:
