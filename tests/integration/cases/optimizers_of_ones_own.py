@@ -68,6 +68,13 @@ class Noisy(keras.optimizers.SGD):
         super().update_step(gradient + 0.1 * noise, variable, learning_rate)
 
 
+class Unseeded(keras.optimizers.SGD):
+    """Draws noise from Keras' generator without a seed."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient + 0.1 * keras.random.normal(gradient.shape), variable, learning_rate)
+
+
 class OwnApply(keras.optimizers.SGD):
     """Has the gradients of all variables at once."""
 

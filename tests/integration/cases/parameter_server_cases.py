@@ -17,6 +17,7 @@ import reducer_cases
 import refusal_fields
 import tensorflow as tf
 
+from tests.integration.cases.optimizers_of_ones_own import Unseeded
 from tfdist import errors
 from tfdist.federated import App, FedAvg
 from tfdist.optimizers import LARS, DistributedOptimizer
@@ -236,6 +237,19 @@ def predictions_that_compare_rows() -> float:
     x = np.arange(24, dtype=np.float32).reshape(-1, 2) ** 0.5
     plain = x @ centred.kernel.numpy()
     return float(np.abs(model.predict(x, batch_size=12, verbose=0) - plain + plain.mean(axis=0)).max())
+
+
+def noise_of_an_optimizer() -> float:
+    """Return how far weights are from one device's if an optimizer draws from Keras' generator without a seed."""
+    found = []
+    for scope in (strategy().scope(), contextlib.nullcontext()):
+        keras.utils.set_random_seed(5)
+        with scope:
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+            model.compile(Unseeded(0.1), "mse")
+        model.fit(np.ones((24, 2), "float32"), np.ones((24, 3)), batch_size=12, verbose=0)
+        found.append(model.get_weights()[0])
+    return float(np.abs(found[0] - found[1]).max())
 
 
 def corrected_rates() -> dict[str, float]:
