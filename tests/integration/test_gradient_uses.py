@@ -1,4 +1,4 @@
-"""The uses that steps make of their own gradients, as read from their graphs."""
+"""The uses that steps make of their own gradients, and their decisions by a batch, as read from their graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfdist.compat.tensorflow.steps import gradient_uses
+from tfdist.compat.tensorflow.steps import gradient_uses, row_decisions
 
 FIRST, SECOND = tf.Variable(tf.ones((4, 3))), tf.Variable(tf.ones((3, 1)))
 WEIGHTS = [FIRST, SECOND]
@@ -133,3 +133,42 @@ def test_the_operations_of_a_tape_are_told_by_their_names() -> None:
     assert "gradient_tape/" in plain.name
     function = graph._get_function(inside.get_attr("f").name).graph
     assert "gradients/" in function.outputs[0].op.inputs[0].op.name
+
+
+def loss_of(x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.square(network(x)))
+
+
+def scaled_by(factor: Callable[[tf.Tensor], Any]) -> Callable[[tf.Tensor], Any]:
+    return lambda x: [factor(x) * one for one in gradients(x)]
+
+
+DECIDED: dict[str, tuple[Callable[[tf.Tensor], Any], str | None]] = {
+    "none": (gradients, None),
+    "by each example": (lambda x: tf.reduce_mean(tf.abs(network(x))), None),
+    "by a weight": (scaled_by(lambda x: tf.where(FIRST[0, 0] > 0.5, 1.0, 0.0)), None),
+    "by a count": (scaled_by(lambda x: tf.where(tf.cast(tf.shape(x)[0], tf.float32) > 3.0, 1.0, 0.0)), None),
+    "by the loss": (scaled_by(lambda x: tf.cast(loss_of(x) < 9.0, tf.float32)), "Less"),
+    "by its finiteness": (scaled_by(lambda x: tf.cast(tf.math.is_finite(loss_of(x)), tf.float32)), "IsFinite"),
+    "in a condition": (lambda x: tf.cond(loss_of(x) > 9.0, lambda: 0.0, lambda: 1.0), "Greater"),
+    "flooding": (lambda x: tf.abs(loss_of(x) - 0.1) + 0.1, "Abs"),
+    "a limit": (lambda x: tf.minimum(loss_of(x), 9.0), "Minimum"),
+    "by all replicas": (scaled_by(lambda x: tf.cast(row_decisions.of_all(loss_of(x)) < 9.0, tf.float32)), None),
+    "by reduced gradients": (
+        scaled_by(lambda x: tf.cast(tf.norm(gradient_uses.reduced(gradients(x)[0])) < 9.0, tf.float32)),
+        None,
+    ),
+    "before all replicas": (lambda x: row_decisions.of_all(tf.minimum(loss_of(x), 9.0)), "Minimum"),
+}
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_decisions_by_one_number_of_a_batch_are_found(name: str) -> None:
+    step, expected = DECIDED[name]
+    found: list[str | None] = []
+
+    def traced(x: tf.Tensor) -> None:
+        found[:] = row_decisions.of([step(x)], [x])
+
+    tf.function(traced, autograph=False).get_concrete_function(tf.TensorSpec([None, 4]))
+    assert found == [expected]

@@ -133,6 +133,8 @@ def test_what_cannot_be_is_refused(pool: WorkerPool, group: Group) -> None:
         for name, expected in {
             "apply": ("UnsupportedError", "OwnApply"),
             "number": ("UnsupportedError", "Counts", "count"),
+            "vector": ("UnsupportedError", "Norms", "norms"),
+            "generator": ("UnsupportedError", "Noisy", "generator"),
             "no stage": ("ConfigError", "shard_optimizer", "0"),
             "loop": ("UnsupportedError", ..., "variable"),
             "checkpoint": ("UnsupportedError", "checked"),

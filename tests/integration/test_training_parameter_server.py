@@ -252,6 +252,14 @@ def test_a_gan_may_be_stale_and_must_update_at_every_step(pool: WorkerPool) -> N
     assert "inside a tf.cond" in seen["said"]
 
 
+def test_one_worker_predicts_a_batch_whose_rows_are_compared(pool: WorkerPool) -> None:
+    assert call(pool, "predictions_that_compare_rows") < 1e-5
+
+
+def test_noise_of_an_optimizer_is_that_of_one_device(pool: WorkerPool) -> None:
+    assert call(pool, "noise_of_an_optimizer") < 1e-5
+
+
 def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
     assert call(pool, "numbers", cases="update_cases") == {}
 

@@ -314,6 +314,8 @@ def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerP
         ("rows and columns", ("UnsupportedError", "Adafactor", ...)),
         ("own apply", ("UnsupportedError", "OwnApply")),
         ("a number", ("UnsupportedError", "CountingSteps", ...)),
+        ("a generator", ("UnsupportedError", "Noisy", "generator")),
+        ("counting", ("UnsupportedError", "counts")),
         ("name", ("ConfigError", "stages", "secund")),
         ("names", ("ConfigError", "stages", "first")),
         ("order", ("ConfigError", "mine")),

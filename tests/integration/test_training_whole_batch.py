@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
@@ -65,6 +66,13 @@ def test_a_layer_that_compares_rows_is_said_of_a_model_that_is_only_evaluated(po
     assert "'centring'" in sentence
 
 
+def test_a_layer_that_compares_rows_is_said_once_of_a_model_that_only_predicts(pool: WorkerPool) -> None:
+    seen = call(pool, "said_of_predictions")
+    (sentence,) = seen["centring"]
+    assert "'centring'" in sentence
+    assert seen["rows apart"] == []
+
+
 def test_a_step_that_cannot_be_tried_is_told_without_the_text_of_tensorflow(pool: WorkerPool) -> None:
     (sentence,) = call(pool, "said_of_a_condition")
     assert "inside a condition" in sentence
@@ -119,6 +127,16 @@ def test_a_step_that_uses_its_own_gradients_is_named_once_with_the_way_out(pool:
 
 def test_reduced_gradients_are_those_of_one_device(pool: WorkerPool) -> None:
     require_the_numbers_of_one_device(call(pool, "reduced", cases="own_gradient_cases"))
+
+
+def test_decisions_by_the_loss_are_those_of_one_device_if_it_is_that_of_all(pool: WorkerPool) -> None:
+    seen = call(pool, "decisions", cases="own_gradient_cases")
+    require_the_numbers_of_one_device({"of all": seen["of all"]})
+    assert seen["of all, in a condition"] < 1e-5
+    (sentence,) = seen["own"]
+    assert "Own.train_step" in sentence
+    assert "all_reduce" in sentence
+    assert refusal_fields.are(seen["own, in a condition"], "UnsupportedError", ..., "Less")
 
 
 def test_a_table_whose_rows_cannot_be_told_apart_eagerly_is_named_once(pool: WorkerPool) -> None:

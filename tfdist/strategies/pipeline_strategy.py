@@ -15,7 +15,7 @@ from tfdist.collectives import buckets
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.traced import TracedCollective, relative_paths
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_trainer, keras_variables
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -335,6 +335,15 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                 name=what,
                 received=True,
             )
+        counting = next(filter(layer_methods.has_metrics, keras_trainer.layers(model)), None)
+        if counting is not None:
+            raise UnsupportedError(
+                f"the layer {counting.name!r} of the model {model.name!r} has metrics of its own, and a pipeline "
+                "counts metrics on its last stage alone. Let the layer return what they count as an output of the "
+                "model, and pass metrics to compile(), or take another strategy.",
+                name=counting.name,
+                received=model.name,
+            )
         self._tell_of_statistics(model, self.division_of(model))
 
     def _tell_of_statistics(self, model: Any, division: Division) -> None:
@@ -345,10 +354,10 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         told = self.loss_reduction != "detect"
         each = self._schedule(self._microbatches).updates_each
         whole = (
-            None if each else division.needs_whole_batch(losses_are_told=told) or whole_batches.comparing_call(division)
+            "" if each else division.needs_whole_batch(losses_are_told=told) or whole_batches.comparing_call(division)
         )
-        self._told_of_statistics = bool(found) or whole is not None
-        if self._workers.is_chief and whole is not None:
+        self._told_of_statistics = bool(found) or bool(whole)
+        if self._workers.is_chief and whole:
             step_clock().warn(
                 f"micro-batches cannot be cut for {whole} so the model {model.name!r} trains with one micro-batch, and "
                 "its stages compute one after the other. LayerNormalization and GroupNormalization work with "

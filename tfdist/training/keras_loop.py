@@ -126,6 +126,14 @@ def batch_of(element: Any, strategy: Any) -> Any:
     return batch_rows.with_whole(tensors(element), strategy.whole_inputs)
 
 
+def require_whole(whole: bool) -> None:
+    if not whole:
+        raise UnsupportedError(
+            "the input was distributed by another way than fit's, and a pipeline has to know its sizes. Pass arrays or "
+            "a tf.data.Dataset to fit, evaluate and predict."
+        )
+
+
 def tensors(element: Any) -> Any:
     """Return the nest with arrays as tensors, so that new values do not trace the step again."""
     keep = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.distribute.DistributedValues, type(None))

@@ -20,13 +20,12 @@ from tfdist.compat.keras import keras_trainer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.compat.tensorflow.steps.traced_call import TracedCall, garbage_kept
-from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction.reducer import ReducesItself
 from tfdist.gradients.sharding import sharded_slots
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, local_steps, step_timestamps, worker_callbacks
-from tfdist.training.checks import equal_replicas, step_probe
+from tfdist.training.checks import equal_replicas, mixed_predictions, step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
 from tfdist.training.execution import Execution, InputError, Last, OneStep, Rows
 from tfdist.training.global_batches import Input
@@ -164,14 +163,16 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
         if own is None
         else _OfSize(model, strategy, workers, own, collect)
     )
-    return Predictions(functools.partial(_rows_of, model, run), contextlib.nullcontext)
+    look = mixed_predictions.Look(model, strategy, workers, is_due=own is None)
+    return Predictions(functools.partial(_rows_of, model, run, look), contextlib.nullcontext)
 
 
-def _rows_of(model: keras.Model, run: "_Replicated", given: list[Any]) -> list[Any]:
+def _rows_of(model: keras.Model, run: "_Replicated", look: Callable[[Layout], None], given: list[Any]) -> list[Any]:
     """Return the rows of each batch, or of the next batches of an epoch; fewer at its end."""
     if not isinstance(given[0], Place):
         return [run(element, whole=True) for element in given]
     batches, left = given[0].epoch, len(given)
+    look(batches.layout)
     outputs = []
     while left:
         count = 0 if model.run_eagerly else batches.free(left)
@@ -448,7 +449,7 @@ class _OfSize(_Replicated):
                 batch_rows.require_alike(data)  # micro-batches are cut from a batch that is in one part, too
                 count, key = int(element.rows), element.layout.key
             else:
-                require_whole(whole)
+                keras_loop.require_whole(whole)
                 data = keras_loop.batch_of(element, self._strategy)
                 batch_rows.require_alike(data)
                 count, key = int(batch_rows.rows_of(data)), "whole"
@@ -475,14 +476,6 @@ class _OfSize(_Replicated):
             structure, [None if leaf is None else next(given) for leaf in shape], expand_composites=False
         )
         return self._collect(self._strategy.run(self._run_on_replica, args=(data, count)))
-
-
-def require_whole(whole: bool) -> None:
-    if not whole:
-        raise UnsupportedError(
-            "the input was distributed by another way than fit's, and a pipeline has to know its sizes. Pass arrays or "
-            "a tf.data.Dataset to fit, evaluate and predict."
-        )
 
 
 def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:

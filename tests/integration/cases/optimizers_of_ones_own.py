@@ -42,6 +42,39 @@ class CountingSteps(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
+class Norms(keras.optimizers.SGD):
+    """Keeps the norms of all gradients in one variable, and divides by their sum."""
+
+    def build(self, variables: Any) -> None:
+        if not self.built:
+            super().build(variables)
+            self.norms = self.add_variable(shape=(len(variables),), name="norms")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        place = [[self._get_variable_index(variable)]]
+        self.norms.assign(keras.ops.scatter_update(self.norms, place, [keras.ops.norm(gradient)]))
+        super().update_step(gradient / (1.0 + keras.ops.sum(self.norms)), variable, learning_rate)
+
+
+class Noisy(keras.optimizers.SGD):
+    """Draws noise for all variables from one generator."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.generator = keras.random.SeedGenerator(7)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        noise = keras.random.normal(gradient.shape, seed=self.generator)
+        super().update_step(gradient + 0.1 * noise, variable, learning_rate)
+
+
+class Unseeded(keras.optimizers.SGD):
+    """Draws noise from Keras' generator without a seed."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient + 0.1 * keras.random.normal(gradient.shape), variable, learning_rate)
+
+
 class OwnApply(keras.optimizers.SGD):
     """Has the gradients of all variables at once."""
 

@@ -11,6 +11,8 @@ from hearing import heard
 
 import tfdist.strategies
 import tfdist.training
+from tests.integration.cases import refusal_fields
+from tfdist import errors
 
 STRATEGY = tfdist.strategies.from_environment()
 # batches of 8, 8 and 1 examples; the last one leaves replicas empty
@@ -184,6 +186,39 @@ def reduced(names: list[str] | None = None) -> dict[str, Any]:
         "sharpness": lambda: _both(_sharpness_aware(tfdist.training.reduced_gradients)),
     }
     return _those_of(runs, names)
+
+
+def _deciding(deciding: Callable[[Any], Any], *, in_a_condition: bool = False) -> Step:
+    """A step that leaves out an update when the loss, or what is made of it, is large."""
+
+    def step(model: Own, data: Any) -> dict[str, Any]:
+        gradients, loss = _gradients(model, data)
+        is_small, weights = deciding(loss) < 2.0, model.trainable_variables
+        if in_a_condition:
+            tf.cond(is_small, lambda: model.optimizer.apply(gradients, weights), lambda: None)
+        else:
+            model.optimizer.apply([tf.cast(is_small, tf.float32) * one for one in gradients], weights)
+        return {"value": loss}
+
+    return step
+
+
+def _of_all(loss: Any) -> Any:
+    return tf.distribute.get_replica_context().all_reduce("MEAN", loss)
+
+
+def decisions() -> dict[str, Any]:
+    """Steps that decide by the loss of all replicas, or of their own."""
+
+    def own_condition() -> None:
+        _trained(_deciding(lambda loss: loss, in_a_condition=True), STRATEGY.scope())
+
+    return {
+        "of all": _both(_deciding(_of_all)),
+        "of all, in a condition": _both(_deciding(_of_all, in_a_condition=True))["apart"],
+        "own": _both(_deciding(lambda loss: loss - 1e6), rows=BATCH)["said"],  # small on all rows that are tried
+        "own, in a condition": refusal_fields.met(own_condition, errors.TfdistError),
+    }
 
 
 def rows_that_are_said() -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ import reducer_cases
 import refusal_fields
 import tensorflow as tf
 
+from tests.integration.cases.optimizers_of_ones_own import Unseeded
 from tfdist import errors
 from tfdist.federated import App, FedAvg
 from tfdist.optimizers import LARS, DistributedOptimizer
@@ -226,6 +227,27 @@ def evaluate_with_a_kill() -> dict[str, Any]:
     rows = model.predict(np.zeros((11, 2), np.float32), verbose=0)
     wait(lambda: all_present(made))
     return {"examples": float(logs["examples"]), "loss": float(logs["loss"]), "rows": rows.shape}
+
+
+def predictions_that_compare_rows() -> float:
+    """Return how far predictions of a layer that subtracts the mean of a batch are from those of one device."""
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, lambda h: h - keras.ops.mean(h, axis=0))])
+    x = np.arange(24, dtype=np.float32).reshape(-1, 2)
+    found = model.predict(x, batch_size=12, verbose=0)
+    return float(np.abs(found - (x - x.mean(axis=0)) @ model.get_weights()[0]).max() / np.abs(found).max())
+
+
+def noise_of_an_optimizer() -> float:
+    """Return how far weights are from one device's if an optimizer draws from Keras' generator without a seed."""
+    found = []
+    for scope in (strategy().scope(), contextlib.nullcontext()):
+        keras.utils.set_random_seed(5)
+        with scope:
+            (model := keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])).compile(Unseeded(0.1), "mse")
+        model.fit(np.ones((24, 2), "float32"), np.ones((24, 3)), batch_size=12, verbose=0)
+        found.append(model.get_weights()[0])
+    return float(np.abs(found[0] - found[1]).max())
 
 
 def corrected_rates() -> dict[str, float]:

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tests.integration.cases import refusal_fields
-from tests.integration.cases.optimizers_of_ones_own import CountingSteps, OwnApply
+from tests.integration.cases.optimizers_of_ones_own import CountingSteps, Noisy, OwnApply
 from tests.integration.cases.pipeline_cases import Named, X, Y, strategy
 from tfdist import errors
 from tfdist.planner import schedules
@@ -98,6 +98,18 @@ class Block(keras.layers.Layer):
         return 2 * x
 
 
+class Counting(keras.layers.Layer):
+    """Counts what it is given."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.mean = keras.metrics.Mean(name="given")
+
+    def call(self, x: Any) -> Any:
+        self.mean.update_state(x)
+        return x
+
+
 def _masked_by_values() -> keras.Model:
     ids = keras.Input((6,))
     x = keras.layers.Embedding(12, 2, mask_zero=True)(ids)
@@ -155,6 +167,8 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "rows and columns": _fit(_small, optimizer=keras.optimizers.Adafactor),
     "own apply": _fit(_small, optimizer=OwnApply),
     "a number": _fit(_small, optimizer=CountingSteps),
+    "a generator": _fit(_small, optimizer=Noisy),
+    "counting": _fit(lambda: keras.Sequential([keras.Input((6,)), Counting(name="counts"), keras.layers.Dense(2)])),
     "name": _cut(["secund"]),
     "names": _cut(["first"]),
     "order": _pipeline(schedule=_mine),

@@ -19,7 +19,7 @@ import tfdist.callbacks
 import tfdist.strategies
 from benchmarks.parallel import sharding_formulas as formulas
 from tests.integration.cases import refusal_fields
-from tests.integration.cases.optimizers_of_ones_own import Counts, OwnApply, Unknown
+from tests.integration.cases.optimizers_of_ones_own import Counts, Noisy, Norms, OwnApply, Unknown
 from tests.integration.cases.resuming import Killed
 from tfdist import errors
 from tfdist.collectives.traced import TracedCollective
@@ -419,6 +419,8 @@ def refused(among: list[str] | None) -> dict[str, list[Any]]:
     ways = {
         "apply": lambda: trained("plain", lambda: OwnApply(0.1), STRATEGY.scope()),
         "number": lambda: trained("plain", lambda: Counts(0.1), STRATEGY.scope()),
+        "vector": lambda: trained("plain", lambda: Norms(0.1), STRATEGY.scope()),
+        "generator": lambda: trained("plain", lambda: Noisy(0.1), STRATEGY.scope()),
         "compression": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **codec), STRATEGY.scope()),
         "adasum": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **adasum), STRATEGY.scope()),
         "loop of updates": _loop_of_updates,

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 from keras.optimizers import Optimizer
+from keras.random import SeedGenerator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.errors import UnsupportedError
@@ -170,6 +171,19 @@ def require_update_step_alone(optimizer: Optimizer, *, because: str, instead: st
             f"the optimizer {type(optimizer).__name__!r} has an `apply` of its own, which may look at gradients of "
             f"several variables together, and {because}. Override `update_step` alone, or take {instead}.",
             name=type(optimizer).__name__,
+        )
+
+
+def require_no_generator(optimizer: Optimizer, *, because: str, instead: str) -> None:
+    """Raise if an optimizer of one's own draws from a generator, whose draws follow the order of all updates."""
+    held = [name for name, one in vars(optimizer).items() if isinstance(one, SeedGenerator)]
+    if held and is_of_ones_own(optimizer):
+        raise UnsupportedError(
+            f"the optimizer {type(optimizer).__name__!r} keeps the generator of random numbers {held[0]!r}: {because}. "
+            "Draw by tf.random.stateless_normal or another stateless function, with a seed of optimizer.iterations and "
+            f"of a number for the variable, or take {instead}.",
+            name=type(optimizer).__name__,
+            received=held[0],
         )
 
 

@@ -49,7 +49,7 @@ class OptimizerSharding:
             if hasattr(optimizer, "check_finite"):
                 own["check_finite"] = lambda grads: norms.are_finite(grads, self.total)
             return
-        updates = Updates(optimizer, self.traced)
+        updates = Updates(optimizer, self.traced, self.workers)
         sharded_optimizer.let_update_parts(optimizer, updates)
         own[UPDATES] = updates
         own["sharded_state"] = updates.sharded_state

@@ -1,5 +1,6 @@
 """The updates of one optimizer with sharded slots: each worker updates its parts, and all get the new weights."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
@@ -87,9 +89,13 @@ class Updates:
     whole variables (norms of layers, rows and columns), so one worker updates each whole variable, balanced by size.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, traced: TracedCollective) -> None:
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, traced: TracedCollective, workers: Workers | None = None
+    ) -> None:
         self._optimizer = optimizer
         self._traced = traced
+        self._workers = workers
+        self._has_agreed = False
         self._parts: dict[str, Part] = {}
         self._variables: dict[str, Any] = {}
 
@@ -144,13 +150,38 @@ class Updates:
                 slot_saving.note_part(one, "owned")
         numbers = sharded_optimizer.numbers_of(self._optimizer)
         if numbers and sharded_optimizer.is_of_ones_own(self._optimizer):
-            raise UnsupportedError(
-                f"the optimizer {type(self._optimizer).__name__!r} keeps the number {numbers[0].name!r}, and its "
-                "variables are updated by several workers: nothing says which of them changes it. Keep it for each "
-                "variable, with the variable's shape, or take MultiWorkerMirroredStrategy without shard_optimizer.",
-                name=type(self._optimizer).__name__,
-                received=numbers[0].name,
-            )
+            raise self._kept(f"the number {numbers[0].name!r}", numbers[0].name)
+        sharded_optimizer.require_no_generator(
+            self._optimizer,
+            because="each worker updates variables of its own, and would draw for these alone",
+            instead="MultiWorkerMirroredStrategy without shard_optimizer",
+        )
+
+    def _kept(self, what: str, name: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"the optimizer {type(self._optimizer).__name__!r} keeps {what}, and its variables are updated by several "
+            "workers: nothing says which of them changes it. Keep it for each variable, with the variable's shape, or "
+            "take MultiWorkerMirroredStrategy without shard_optimizer.",
+            name=type(self._optimizer).__name__,
+            received=name,
+        )
+
+    def _require_owned(self) -> None:
+        """Raise if several workers have what a user's optimizer keeps beside its slots; each would change its own.
+
+        What belongs to one variable is made from the variable's shape, which has no elements on other workers.
+        """
+        if self._has_agreed or self._workers is None or not sharded_optimizer.is_of_ones_own(self._optimizer):
+            return
+        self._has_agreed = True
+        kept = [one for one in self._optimizer.variables if slot_saving.part_of(one) == "owned"]
+        if not kept:
+            return
+        with tf.init_scope():
+            here = self._workers.gather([int(math.prod(one.shape) > 0) for one in kept])
+        for one, count in zip(kept, here.sum(axis=0).tolist(), strict=True):
+            if count > 1:
+                raise self._kept(f"{one.name!r} (shape {tuple(one.shape)}), which belongs to no variable", one.name)
 
     def clipped(self, grads: list[Any]) -> list[Any]:
         """Return the gradients of parts, clipped as the optimizer requires."""
@@ -173,6 +204,8 @@ class Updates:
 
     def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
         """Update the parts, and gather the new weights on all workers."""
+        if not self.divides:
+            self._require_owned()
         variables = [self._variables[sharded_optimizer.key_of(self._optimizer, one)] for _, one in pairs]
         parts = [self._known(variable) for variable in variables]
         for (grad, _), part, variable in zip(pairs, parts, variables, strict=True):

@@ -62,10 +62,19 @@ _SENTENCE = (
     "by the optimizer (global_clipnorm=, clipnorm= or clipvalue=), or let the step reduce its gradients first: "
     "gradients = tfdist.training.reduced_gradients(gradients)."
 )
+_DECIDED = (
+    "%s (model %r) depends on a decision by one number of a batch (by the operation %s). Each replica decides by its "
+    "own examples, so that is not what one device computes, even if the first batch shows no difference. Decide by the "
+    'mean over all examples: loss = tf.distribute.get_replica_context().all_reduce("MEAN", loss).'
+)
 
 
 class CannotTryError(Exception):
     """Raised if a step cannot be tried for a known reason, which is the text."""
+
+
+class DecidesAloneError(Exception):
+    """Raised if a replica may wait for gradients that another does not apply; the text is the deciding operation."""
 
 
 def of(kind: str, name: str, model: Any) -> str:
@@ -82,6 +91,23 @@ def of(kind: str, name: str, model: Any) -> str:
     return (
         f"{told} (model {model.name!r}) is neither a mean over the examples of a batch nor their sum. Each "
         f"replica computes it of its own examples, and {kept}, which is not what one device computes. {_WAYS[kind]}"
+    )
+
+
+def of_decision(kind: str, name: str, model: Any, operation: str) -> str:
+    """Return the sentence about a gradient or a loss that follows from a decision of each replica."""
+    shown = _listed(name.split(", "))
+    told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_SEVERAL else name)
+    return _DECIDED % (told, model.name, operation)
+
+
+def of_condition(model: Any, operation: str) -> str:
+    """Return the sentence about gradients that are applied in a condition on a replica's own examples."""
+    return (
+        f"{type(model).__name__}.train_step applies gradients inside a condition on one number of a batch (by the "
+        f"operation {operation}). Each replica decides by its own examples, and one that applies them would wait for "
+        "ever for one that does not. Decide by the mean over all examples: loss = "
+        'tf.distribute.get_replica_context().all_reduce("MEAN", loss).'
     )
 
 

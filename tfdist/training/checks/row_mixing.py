@@ -6,6 +6,7 @@ function of the user's. The forward pass is computed for a few rows, and for two
 some are defined by the user. Models that differ are then tried in full by `step_probe`.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +39,13 @@ class Pass:
         training: as in Keras.
         tolerance: the largest difference that is rounding, relative to the largest output.
         meets: whether weights are sharded, so that each pass needs all workers.
+        exchange: a function in place of a replica's `all_gather` and `all_reduce`; None: those of one replica.
     """
 
     training: bool
     tolerance: float
     meets: bool
+    exchange: Callable[..., Any] | None = None
 
 
 def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: Pass) -> bool:
@@ -58,7 +61,10 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
         rows = [None if leaf is None else next(tensors) for leaf in tried_step.leaves(packed)]
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(tf.nest.pack_sequence_as(packed, rows)))
         scope = stateless_scope.Updates([], initialize_variables=False)
-        with replica_contexts.of_no_strategy(0), scope, layer_methods.without_chance(keras_trainer.layers(model)):
+        chance = layer_methods.without_chance(keras_trainer.layers(model))
+        with replica_contexts.of_no_strategy(0), scope, chance, contextlib.ExitStack() as exchanging:
+            if (exchange := how.exchange) is not None:
+                exchanging.enter_context(replica_contexts.exchanging_by(all_gather=exchange, all_reduce=exchange))
             found = model(x, training=how.training)
         return [one for one in tf.nest.flatten(found) if isinstance(one, tf.Tensor)]
 

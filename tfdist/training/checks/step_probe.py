@@ -20,6 +20,7 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat import planted
 from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights
 from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.errors import UnsupportedError
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training.checks import advice, kept_verdicts, row_mixing, trial_key, tried_step
@@ -137,6 +138,10 @@ def warn_once(model: keras.Model, workers: Workers, sentence: str) -> None:
     if sentence not in said and workers.is_chief:
         step_clock().warn(sentence)
     said.add(sentence)
+
+
+def tolerance_of_outputs(*, in_16_bits: bool) -> float:
+    return _IN_16_BITS if in_16_bits else _OF_NUMBERS
 
 
 class Probe:
@@ -270,6 +275,9 @@ class Probe:
                     found, names = self._try(data, is_cut)
                 except tf.errors.ResourceExhaustedError:
                     found, names = self._try(tried_step.some_of(slices, 2), is_cut)
+            except advice.DecidesAloneError as error:
+                sentence = advice.of_condition(self._model, str(error))
+                raise UnsupportedError(sentence, name=self._model.name, received=str(error)) from None
             except Exception as error:  # noqa: BLE001 - the user's code, on fewer rows than it is written for
                 tried_step.made_variables(self._strategy)
                 why = error
@@ -290,7 +298,7 @@ class Probe:
         mixes = False
         if (data := self._few(slices, is_cut)) is not None and int(batch_rows.rows_of(data)) > 1:
             in_16_bits = keras_trainer.computes_in_16_bits(self._model)
-            tolerance = _IN_16_BITS if in_16_bits else _OF_NUMBERS
+            tolerance = tolerance_of_outputs(in_16_bits=in_16_bits)
             how = row_mixing.Pass(training=self._training, tolerance=tolerance, meets=is_cut)
             try:
                 mixes = row_mixing.mixes(self._model, self._strategy, data, how)
@@ -377,9 +385,16 @@ class Probe:
             values |= better
             states = [new if mend else old for old, new, mend in zip(states, later, mended, strict=True)]
             at_once = any(mended) or any(verdict != "neither" for verdict in better.values())
+        decided = {key: one for key, one in tried.asked.decisions.items() if values[key] != "neither"}
+        values |= dict.fromkeys(decided, "neither")
         found = {key: StateRule(self._rule_of_value(key, verdict, tried)) for key, verdict in values.items()}
         found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
-        self._uses = tried.asked.uses
+        sentences = {
+            key: advice.of_decision(key[0], tried.asked.names[key], self._model, one)
+            for key, one in decided.items()
+            if found[key].verdict == "neither"
+        }
+        self._uses = {**sentences, **tried.asked.uses}
         self._holds = not at_once and _holds(tried, values, states)
         return found, tried.asked.names
 

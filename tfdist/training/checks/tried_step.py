@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights, stateless_scope
 from tfdist.compat.tensorflow import dry_run, traced_uses
-from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.compat.tensorflow.steps import replica_contexts, row_decisions
 from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
 from tfdist.training.epoch import flat
@@ -26,6 +26,8 @@ from tfdist.training.replica.judging import Dependence, Rules, Verdict
 # of random numbers, over which a step's values are averaged
 _DRAWS = 8
 _NO_RULES = Rules()
+# kinds of values whose decisions are looked for: all others are results that a trial shows, or metrics
+_DECIDED = ("gradient", "loss", "values", "added")
 
 Key = tuple[str, int]
 
@@ -53,6 +55,9 @@ class Asked:
         gatherable: the values that can be computed from the rows of all replicas.
         meets: whether replicas meet in the step, to gather rows or to reduce gradients.
         uses: sentences about values that the step computes from its own gradients, see `advice.of_own_gradients`.
+        decisions: the operation by which a gradient or a loss is decided, on one number of the rows; see
+            `row_decisions`.
+        is_conditional: whether a gradient is applied inside a condition or a loop of TensorFlow's.
         shown: the verdict of the graph on each value, see `row_sums.shown`.
     """
 
@@ -61,6 +66,8 @@ class Asked:
     assignments: list[Assignment] = field(default_factory=list)
     meets: bool = False
     uses: dict[Key, str] = field(default_factory=dict)
+    decisions: dict[Key, str] = field(default_factory=dict)
+    is_conditional: bool = False
     shown: dict[Key, Verdict] = field(default_factory=dict)
 
 
@@ -178,7 +185,10 @@ class TriedStep:
             if key in asked.names:  # a metric that counts more than once
                 return
             if traced_uses.in_condition():
-                raise advice.CannotTryError(f"it makes a {kind} inside a condition or a loop of TensorFlow's")
+                if kind != "gradient":
+                    raise advice.CannotTryError(f"it makes a {kind} inside a condition or a loop of TensorFlow's")
+                asked.is_conditional = True  # on what, the whole graph shows
+                return
             asked.names[key] = name
             if can_gather:
                 asked.gatherable.add(key)
@@ -206,18 +216,31 @@ class TriedStep:
             self._run(data, sink, all_reduce=all_reduce, group=part, **shares)
         if part is None:
             asked.meets = sink.meets
+            if asked.is_conditional:
+                self._require_equal_conditions(given)
             asked.uses = advice.of_own_gradients(model, values) if keras_trainer.has_own_train_step(model) else {}
             self._show(asked, values, changes, given)
             self.asked = asked
         return [_sketch(value) for _, value in values.values()] + states
 
+    def _require_equal_conditions(self, given: Sequence[Any]) -> None:
+        """Raise for gradients inside a condition: the step cannot be tried, or replicas may part there."""
+        graph = tf.compat.v1.get_default_graph()
+        decision = row_decisions.of_conditions(graph, _cut(given))
+        if decision is not None:
+            raise advice.DecidesAloneError(decision)
+        raise advice.CannotTryError("it makes a gradient inside a condition or a loop of TensorFlow's")
+
     def _show(
         self, asked: Asked, values: dict[Key, tuple[str, Any]], changes: list[tuple[Any, Any]], given: Sequence[Any]
     ) -> None:
         """Record the verdicts of the graph on values, and on the changes of states."""
-        rows = [one for one in given if not isinstance(one, batch_rows.Whole)]
+        rows = _cut(given)
         found = row_sums.shown([value for _, value in values.values()], rows)
         asked.shown = dict(zip(values, found, strict=True))
+        decided = [key for key in values if key[0] in _DECIDED]
+        decisions = row_decisions.of([values[key][1] for key in decided], rows)
+        asked.decisions = {key: one for key, one in zip(decided, decisions, strict=True) if one is not None}
         for assignment, (value, source) in zip(asked.assignments, changes, strict=True):
             if assignment.dependence in ("none", "added", "scaled"):
                 (assignment.shown,) = row_sums.shown([value], rows, source)
@@ -292,6 +315,11 @@ def made_variables(strategy: tf.distribute.Strategy) -> bool:
     with strategy.scope():
         stateless_scope.initialise_made()
     return True
+
+
+def _cut(given: Sequence[Any]) -> list[Any]:
+    """Return the inputs that have rows."""
+    return [one for one in given if not isinstance(one, batch_rows.Whole)]
 
 
 def leaves(data: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, stateless_scope
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.training.checks import mixed_predictions
 from tfdist.training.epoch import Layout
 from tfdist.training.replica import current_step, replica_metrics, replica_step, xla_step
 from tfdist.training.replica.judging import Rules
@@ -116,6 +117,8 @@ class Prediction:
         self._held = held_by_chief(model, unseeded, Rules())
         self._structure: Any = None
         self._function = PartFunction(model, strategy, layout, self._held, self._predict, relaxed=True)
+        #: whether a worker may predict a part of a batch: no layer compares its rows
+        self.can_be_cut = not mixed_predictions.mixes(model, strategy, layout)
 
     def state(self) -> list[tf.Tensor]:
         """Return the present values of the variables on the chief, as the function's inputs."""

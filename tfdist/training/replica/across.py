@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.compat.tensorflow.steps import gradient_uses, replica_contexts
+from tfdist.compat.tensorflow.steps import gradient_uses, replica_contexts, row_decisions
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
 from tfdist.monitor.process_clock import step_clock
@@ -119,7 +119,7 @@ def _reduced(current: current_step.Step, reduce_op: Any, value: Any, options: An
     current.meetings += 1
     if current.group.size == 1:
         current.all_reduce([])  # raises where a part of a batch cannot ask others
-        return value
+        return value if current.noted is None else row_decisions.of_all(value)
     is_mean = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN"
     weight = current.share if is_mean else current.present
     return tf.nest.map_structure(lambda one: _total(tf.convert_to_tensor(one), weight, current), value)
@@ -155,7 +155,7 @@ def _rows(tensor: tf.Tensor, current: current_step.Step) -> tf.Tensor:
     current.meetings += 1
     if group.size == 1:
         current.all_reduce([])  # raises where a part of a batch cannot ask others
-        return tensor
+        return tensor if current.noted is None else row_decisions.of_all(tensor)
     if current.is_one_program:
         raise current_step.cannot_add_up(_GATHERED)
     what = f"rows of all_gather {current.meetings}"

@@ -118,6 +118,8 @@ class Step:
         self.in_pairs: set[int] = set()
         #: those of them that are given the gradients of the global batch now
         self.finished: set[int] = set()
+        #: the optimizer that updates weights now, which must draw the same random numbers on all replicas
+        self.updating: Any = None
         #: returns the result of a metric when the step asks for it; None leaves that to the metric
         self.result_of: Callable[[Any], Any] | None = None
         #: if the step is only tried: called with kind, number, name, value and `can_gather` of each call of `rule_of`

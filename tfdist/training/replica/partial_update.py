@@ -100,6 +100,11 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
             because=f"processes or devices update what they have of them by themselves, as of {apart[0]!r}",
             instead="a strategy that keeps weights whole",
         )
+        sharded_optimizer.require_no_generator(
+            one,
+            because="each process updates what it has of the weights, and would draw for that alone",
+            instead="a strategy that keeps weights whole",
+        )
         if not keras_optimizer.updates_elements(one):
             _require_whole(one, cut, apart[0])
     choices = reducer.choices_of(optimizer)

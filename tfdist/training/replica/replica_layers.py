@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import across, current_step
 
@@ -43,11 +44,26 @@ def _next(generator: Any, ordered: bool = True) -> Any:
     if current is None:
         return seed
     current.draws[id(generator)] += 1
+    if current.updating is not None:  # all replicas apply one update, which is that of one device
+        _require_whole_updates(current.updating)
+        return seed
     if current.index is not None:
         key = tf.math.floormod(tf.cast(current.index, tf.int64) * _SEED_STRIDE, 1 << 31)
         return seed + tf.cast(tf.stack([key, tf.zeros_like(key)]), seed.dtype)
     key = (tf_strategies.replica_index() * _SEED_STRIDE) % (1 << 31)
     return seed + tf.constant([key, 0], dtype=tf.as_dtype(seed.dtype)) if key else seed
+
+
+def _require_whole_updates(optimizer: Any) -> None:
+    strategy = tf.distribute.get_strategy()
+    if services(strategy).sharding is not None or getattr(strategy, "cuts_weights", False):
+        raise UnsupportedError(
+            f"the optimizer {type(optimizer).__name__!r} draws random numbers in its update, and each process updates "
+            "what it has of the weights, so it would draw for that alone. Draw by tf.random.stateless_normal or "
+            "another stateless function, with a seed of optimizer.iterations and of a number for the variable, or take "
+            "a strategy that keeps weights and optimizers whole.",
+            name=type(optimizer).__name__,
+        )
 
 
 def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -180,11 +180,18 @@ def own_apply(optimizer: Any, gradients: list[Any], variables: Any, *, in_pairs:
     This thread's step says that they are reduced: in an eager model other replicas use the same optimizer meanwhile.
     """
     current = current_step.current()
-    if in_pairs and current is not None:
-        with current.finishing(optimizer):
-            type(optimizer).apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
-    else:
+    if current is None:
         type(optimizer).apply(optimizer, gradients, variables)
+        return
+    before, current.updating = current.updating, optimizer
+    try:
+        if in_pairs:
+            with current.finishing(optimizer):
+                type(optimizer).apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
+        else:
+            type(optimizer).apply(optimizer, gradients, variables)
+    finally:
+        current.updating = before
 
 
 def _largest(optimizer: Any, values: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tfdist.compat.tensorflow import sparse_rows
 
-_REDUCED = "tfdist_reduced_gradient"
+#: in the names of what was reduced
+REDUCED = "tfdist_reduced_gradient"
 _OF_TAPE = re.compile(r"(^|/)gradient_tape/")
 _OF_FUNCTION = re.compile(r"(^|/)gradients(_\d+)?/")
 
@@ -60,8 +61,8 @@ _States = dict[Any, _State]
 def reduced(gradient: Any, *, is_alone: bool = False) -> Any:
     """Mark a gradient in the graph as one of the global batch, and return it."""
     if not isinstance(gradient, tf.IndexedSlices):
-        return tf.identity(gradient, name=_REDUCED)
-    values = tf.identity(gradient.values, name=_REDUCED)
+        return tf.identity(gradient, name=REDUCED)
+    values = tf.identity(gradient.values, name=REDUCED)
     kind = sparse_rows.RowKind.COMMON
     indices = gradient.indices if is_alone else sparse_rows.marked(gradient.indices, kind)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
@@ -100,7 +101,7 @@ def _states_of(graph: Any, given: Mapping[Any, _State], *, is_function: bool) ->
 
 def _outputs(op: Any, inputs: list[_State], *, is_of_tape: bool) -> list[_State]:
     use = _first(state.use for state in inputs)
-    if op.type == "Identity" and _REDUCED in op.name:
+    if op.type == "Identity" and REDUCED in op.name:
         return [_State(False, use)]
     if is_of_tape:
         return [_State(output.dtype.is_floating, use) for output in op.outputs]

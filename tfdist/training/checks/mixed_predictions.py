@@ -1,0 +1,95 @@
+"""The check, before a first prediction, that outputs for a row depend on that row alone.
+
+A step is tried on rows of the first batch. `predict` has a graph that takes its batches itself, so here rows are made
+up, in the shapes of the input: positive fractions, and zeros and ones. All workers make the same ones, and take nothing
+from the input. Rows of text cannot be made up, so models of text are not checked.
+"""
+
+import logging
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.training.checks import advice, row_mixing, step_probe, tried_step
+from tfdist.training.epoch import Layout
+
+_ROWS = 6
+# of an axis whose length the input does not tell
+_UNTOLD = 3
+
+_log = logging.getLogger("tfdist")
+
+
+class _ExchangesError(Exception):
+    """Raised where a model asks other replicas for rows, as one that compares them should."""
+
+
+class Look:
+    """The look at a model before it predicts on several replicas, once."""
+
+    def __init__(self, model: keras.Model, strategy: Any, workers: Workers, *, is_due: bool) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._workers = workers
+        self._is_due = is_due and tf_strategies.replica_count(strategy) > 1
+
+    def __call__(self, layout: Layout) -> None:
+        """Warn if the outputs for rows of this layout differ when other rows are left out; every worker must call."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        suspects = row_mixing.suspects(self._model)
+        if suspects and self._workers.gather([int(mixes(self._model, self._strategy, layout))]).max():
+            sentence = advice.of("layers", ", ".join(suspects), self._model)
+            step_probe.warn_once(self._model, self._workers, sentence)
+
+
+def mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
+    """Return whether the outputs for made-up rows differ when other rows are left out; False if that is unknown."""
+    if not row_mixing.suspects(model) or (data := made_up(layout)) is None:
+        return False
+    how = row_mixing.Pass(
+        training=False,
+        tolerance=step_probe.tolerance_of_outputs(in_16_bits=keras_trainer.computes_in_16_bits(model)),
+        meets=any(sharded_variable.sharding_of(weight) is not None for weight in model.weights),
+        exchange=_raise,
+    )
+    try:
+        return row_mixing.mixes(model, strategy, data, how)
+    except _ExchangesError:
+        return False
+    except Exception as error:  # noqa: BLE001 - the user's code, on rows that it is not written for
+        tried_step.made_variables(strategy)
+        _log.debug("tfdist: whether %r mixes rows could not be tried: %s", model.name, error)
+        return False
+
+
+def made_up(layout: Layout) -> Any:
+    """Return a replica's data with a few made-up rows, or None if the layout has other values than dense numbers.
+
+    Example:
+        >>> spec = (tf.TensorSpec([], tf.int32), (tf.TensorSpec([None, 2], tf.float32),))
+        >>> (rows,) = made_up(Layout((spec,)))
+        >>> rows.shape, bool(tf.reduce_all(rows > 0))
+        (TensorShape([6, 2]), True)
+    """
+    random = np.random.default_rng(0)
+    tensors = []
+    for spec in layout.part_signature(relaxed=True):
+        is_number = isinstance(spec, tf.TensorSpec) and (spec.dtype.is_floating or spec.dtype.is_integer)
+        if not is_number or not spec.shape.rank:
+            return None
+        shape = [_ROWS, *(_UNTOLD if size is None else size for size in spec.shape[1:])]
+        numbers = random.uniform(0.1, 0.9, shape) if spec.dtype.is_floating else random.integers(0, 2, shape)
+        tensors.append(tf.cast(tf.constant(numbers), spec.dtype))
+    return layout.part(tensors)
+
+
+def _raise(*args: Any, **options: Any) -> NoReturn:
+    raise _ExchangesError
