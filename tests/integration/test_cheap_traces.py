@@ -124,7 +124,8 @@ tensor_util.make_tensor_proto = lambda *given, **more: (made.append(given[0]), m
 def constants():
     plain = [1, True, 1.0, 0.0, -0.0, [1, 2], [1, True], np.int16([1, 2]), np.int16([[1, 2]]), float("nan"), "text"]
     typed = [tf.constant(1, tf.int64), tf.constant(1.0, tf.float64), tf.constant(7, shape=[2]), tf.zeros([1, 2])]
-    return [*map(tf.constant, plain), *typed]
+    shapes = (1, 2), tf.TensorShape([2]), [tf.compat.v1.Dimension(2)]
+    return [*map(tf.constant, plain), *typed, *(tf.constant(7, shape=shape) for shape in shapes)]
 
 def of_a_graph():
     made.clear()
@@ -268,7 +269,7 @@ def test_arrays_in_order_are_cut_without_functions_into_the_batches_of_keras(for
 
 def test_small_constants_are_written_once(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, HELD)
-    assert "again [[1, True], nan, 'text']\n" in said, "TensorFlow makes constants elsewhere: all tests cost more"
+    assert "again [[1, True], nan, 'text', 7, 7]\n" in said, "TensorFlow makes constants elsewhere: all tests cost more"
 
 
 def test_how_batches_are_cut_is_traced_once_for_the_same_parts_of_the_same_types(

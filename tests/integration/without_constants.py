@@ -27,11 +27,14 @@ def _key(value: Any) -> Any:
     if kind is float:
         return None if math.isnan(value) else (kind, value, math.copysign(1.0, value))
     if kind is list or kind is tuple:
-        is_shape = len(value) <= _LARGEST and all(type(one) is int for one in value)
-        return (kind, *value) if is_shape else None
+        return (kind, *value) if len(value) <= _LARGEST and _is_of_ints(value) else None
     if kind is np.ndarray and value.size <= _LARGEST and not value.dtype.hasobject:
         return kind, value.dtype, value.shape, value.tobytes()
     return None
+
+
+def _is_of_ints(value: Any) -> bool:
+    return type(value) in (list, tuple) and all(type(one) is int for one in value)
 
 
 class _Value:
@@ -62,11 +65,11 @@ def _create_graph_constant(
     value: Any, dtype: Any, shape: Any, name: Any, verify_shape: bool, allow_broadcast: bool
 ) -> Any:
     key = _key(value)
-    if key is None or op_callbacks.should_invoke_op_callbacks() or not (shape is None or type(shape) in (list, tuple)):
+    if key is None or op_callbacks.should_invoke_op_callbacks() or not (shape is None or _is_of_ints(shape)):
         return _made(value, dtype, shape, name, verify_shape, allow_broadcast)
     asked = None if shape is None else tuple(shape)
     kind, attributes = _kept(_Value(key, value), dtype, asked, verify_shape, allow_broadcast)
-    operation = ops.get_default_graph()._create_op_internal("Const", [], [kind], attrs=attributes, name=name)
+    operation = ops.get_default_graph()._create_op_internal("Const", [], [kind], attrs={**attributes}, name=name)
     return operation.outputs[0]
 
 
