@@ -61,6 +61,7 @@ LONGEST = (
     "test_privacy.py",
     "test_federated.py",
     "test_search.py",
+    "test_docs_site.py",
     "test_build.py",
     "test_training_pipeline_cuts.py",
     "test_backup_and_restore.py",

@@ -65,20 +65,78 @@ import keras, numpy as np
 from tests.integration import without_slices
 
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
+model.compile(keras.optimizers.SGD(0.0), "mse")
 kernel, bias = model.get_weights()
 for rows in (np.eye(3), 2 * np.eye(3)[::-1]):
-    assert np.allclose(model.predict(rows, batch_size=2, verbose=0), rows @ kernel + bias)
+    history = model.fit(rows, np.zeros(3), batch_size=2, verbose=0).history
+    assert np.allclose(history["loss"], np.mean((rows @ kernel + bias) ** 2), atol=1e-5)
 print("keeps", len(without_slices._kept))
-model.predict(np.eye(3)[:2], batch_size=2, verbose=0)
+model.fit(np.eye(3)[:2], np.zeros(2), batch_size=2, verbose=0)
 print("and keeps", len(without_slices._kept))
 orders = []
 for seed in (1, 2):
     keras.utils.set_random_seed(seed)
     seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: orders.append(logs["loss"]))
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    model.fit(np.diag([1.0, 20.0, 300.0]), np.ones((3, 1)), batch_size=1, verbose=0, callbacks=[seen], epochs=3)
+    model.fit(np.diag([1.0, 20.0, 300.0]), np.ones(3), batch_size=1, verbose=0, callbacks=[seen], epochs=3)
 print("orders differ", orders[:9] != orders[9:])
+"""
+
+GATHERED = """
+import keras, numpy as np, tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from tensorflow.python.data.ops import structured_function
+from tests.integration import without_gathers
+
+traced, make = [], structured_function.StructuredFunctionWrapper
+
+def traced_function(*given, **more):
+    traced.append(given[0])
+    return make(*given, **more)
+
+structured_function.StructuredFunctionWrapper = traced_function
+for rows, size in ((12, 4), (13, 4), (3, 4)):
+    texts = tf.constant([f"row {row}" for row in range(rows)])
+    x = {"numbers": np.random.normal(size=(rows, 2, 2)), "in a list": [texts]}
+    adapter = ArrayDataAdapter(x, np.arange(rows), np.ones(rows, "float16"), batch_size=size)
+    ours, before = adapter.get_tf_dataset(), len(traced)
+    keras_own = without_gathers._of_keras(adapter)
+    assert ours.element_spec == keras_own.element_spec and ours.options() == keras_own.options()
+    for one, other in zip(ours, keras_own, strict=True):
+        assert all(map(np.array_equal, tf.nest.flatten(one), tf.nest.flatten(other)))
+    print("functions", before, "and", len(traced))
+    traced.clear()
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.zeros((6, 2)), np.zeros(6), batch_size=4, shuffle=False, verbose=0)
+print("in fit", len(traced))
+model.fit(np.zeros((6, 2)), np.zeros(6), batch_size=4, verbose=0)
+print("in order or not", len(traced))
+"""
+
+HELD = """
+import numpy as np, tensorflow as tf
+from tensorflow.python.framework import ops, tensor_util
+from tests.integration import without_constants
+
+made, make = [], tensor_util.make_tensor_proto
+tensor_util.make_tensor_proto = lambda *given, **more: (made.append(given[0]), make(*given, **more))[1]
+
+def constants():
+    plain = [1, True, 1.0, 0.0, -0.0, [1, 2], [1, True], np.int16([1, 2]), np.int16([[1, 2]]), float("nan"), "text"]
+    typed = [tf.constant(1, tf.int64), tf.constant(1.0, tf.float64), tf.constant(7, shape=[2]), tf.zeros([1, 2])]
+    shapes = (1, 2), tf.TensorShape([2]), [tf.compat.v1.Dimension(2)]
+    return [*map(tf.constant, plain), *typed, *(tf.constant(7, shape=shape) for shape in shapes)]
+
+def of_a_graph():
+    made.clear()
+    return [(one.dtype, repr(one.numpy()), one.shape) for one in tf.function(constants)()]
+
+ours, ops._create_graph_constant = ops._create_graph_constant, without_constants._made
+expected = of_a_graph()
+ops._create_graph_constant = ours
+assert of_a_graph() == expected
+assert of_a_graph() == expected
+print("again", made)
 """
 
 CUT = """
@@ -195,11 +253,23 @@ def test_kernels_are_not_searched_for_those_of_onednn(forking: Forks, tmp_path: 
     assert "lists True\n" in said, "TensorFlow lists XLA's operations in another place: all tests cost more"
 
 
-def test_how_batches_of_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(forking: Forks, tmp_path: Path) -> None:
+def test_how_shuffled_arrays_are_taken_is_traced_once_for_arrays_of_a_kind(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, SLICED)
-    assert "keeps 3\n" in said, "Keras traces other functions: all tests cost more"
-    assert "and keeps 6\n" in said  # for another number of rows
+    assert "keeps 2\n" in said, "Keras traces other functions: all tests cost more"
+    assert "and keeps 4\n" in said  # for another number of rows
     assert "orders differ True" in said
+
+
+def test_arrays_in_order_are_cut_without_functions_into_the_batches_of_keras(forking: Forks, tmp_path: Path) -> None:
+    said = run(forking, tmp_path, GATHERED)
+    assert said.count("functions 0 and 3\n") == 3
+    assert "in fit 0\n" in said, "Keras makes datasets of arrays elsewhere: all tests cost more"
+    assert "in order or not 3\n" in said
+
+
+def test_small_constants_are_written_once(forking: Forks, tmp_path: Path) -> None:
+    said = run(forking, tmp_path, HELD)
+    assert "again [[1, True], nan, 'text', 7, 7]\n" in said, "TensorFlow makes constants elsewhere: all tests cost more"
 
 
 def test_how_batches_are_cut_is_traced_once_for_the_same_parts_of_the_same_types(

@@ -4,8 +4,10 @@ Every registered strategy that runs in several processes goes through what its o
 could change. What is decided above them is tried under two that share no collective; the matrix trains under all.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -295,13 +297,17 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
         assert refusal_fields.are(seen["string"], "UnsupportedError")
 
 
-@pytest.mark.parametrize(("strategy", "collectives", "carrier"), CARRIERS)
-def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, carrier: str, forking: Forks) -> None:
-    with start(forking, strategy, 2, collectives) as workers:
-        assert call(workers, "carrier") == [carrier] * 2
-        waiting, left = call(workers, "waits_for_one_who_left", seconds=20.0)
-    assert left == "left"
-    assert "waited 20 s in" in waiting
+def test_a_worker_that_waits_in_vain_is_told(forking: Forks) -> None:
+    """Over each carrier, all at the same time, because the waits take longer than the work."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(CARRIERS)) as threads:
+        pools = []
+        for strategy, asked, carrier in CARRIERS:
+            pools.append(stack.enter_context(start(forking, strategy, 2, asked)))
+            assert call(pools[-1], "carrier") == [carrier] * 2
+        answers = list(threads.map(lambda pool: call(pool, "waits_for_one_who_left", seconds=20.0), pools))
+    for waiting, left in answers:
+        assert left == "left"
+        assert "waited 20 s in" in waiting
 
 
 @under_two  # what the others' collectives are called is what the first one's are

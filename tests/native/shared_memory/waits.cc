@@ -1,6 +1,7 @@
 // Members that live, and do not come to an operation, or come to another one: all are told, and who it was.
 
-#include <atomic>
+#include <condition_variable>
+#include <mutex>
 
 #include "engines.h"
 #include "parts.h"
@@ -15,26 +16,46 @@ std::string outcome(Engine& engine, Case one) {
   return results.wait();
 }
 
+// Counts members that are done. Who waits for some of them takes no time from those.
+class Done {
+ public:
+  void add() {
+    const std::lock_guard<std::mutex> held(lock_);
+    ++count_;
+    changed_.notify_all();
+  }
+
+  void wait_for(int members) {
+    std::unique_lock<std::mutex> held(lock_);
+    changed_.wait(held, [&] { return count_ >= members; });
+  }
+
+ private:
+  std::mutex lock_;
+  std::condition_variable changed_;
+  int count_ = 0;
+};
+
 // One of three members does not come. The others, and the one when it comes, get the same error.
 void check_late(int hosts) {
-  std::atomic<int> ended{0};
+  Done done;
   with_engines(3, hosts, Engine::Options{20, 2.5}, [&](Engine& engine) {
     const Case sum({0, 1, 2}, engine.rank(), 5, 0, 300);
     const int rank = engine.rank();
-    while (rank == 1 && ended < 2) std::this_thread::yield();
+    if (rank == 1) done.wait_for(2);
     const std::string error = outcome(engine, sum);
-    ++ended;
+    done.add();
     const bool names = has(error, "all_reduce (sum, float32) of 1200 bytes is not done within 2.5 s: waiting for member 1");
     if (!names || has(error, ", member")) {
       complain("one that does not come, member " + std::to_string(rank) + ": " + error);
     }
-    while (ended < 3) std::this_thread::yield();
+    done.wait_for(3);
   });
 }
 
 // Two operations under one key, of which some send nothing to each other, or are done before the other begins.
 void check_different(int hosts, int members, int first, int second, std::size_t first_count, std::size_t second_count) {
-  std::atomic<int> ended{0};
+  Done done;
   std::vector<std::string> errors(members);
   with_engines(members, hosts, Engine::Options{20, 30}, [&](Engine& engine) {
     const int rank = engine.rank();
@@ -43,8 +64,8 @@ void check_different(int hosts, int members, int first, int second, std::size_t 
     errors[rank] = outcome(engine, Case(all, rank, 4, is_first ? first : second, is_first ? first_count : second_count));
     // One that was done at once is told by its next operation.
     if (errors[rank].empty()) errors[rank] = outcome(engine, Case(all, rank, 5, 0, 10));
-    ++ended;
-    while (ended < members) std::this_thread::yield();
+    done.add();
+    done.wait_for(members);
   });
   for (const std::string& error : errors) {
     if (has(error, "Members do different things: member ") && has(error, " runs ")) continue;
