@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Any, Sequence[int], str, int]] = {
     ),
     "300 sources": ([(0, range(1, 301))], range(4000, 4300), "never", 50_021),
     "small sources": ([(0, (1, 2, 3))], (1, 3, 7), "never", 701),
+    "many laps": ([(0, (1, 1, 2))], (150, 4099, 601), "never", 20_011),
     "one source": ([(0, (1,))], (5003,), "all", 0),
 }
 

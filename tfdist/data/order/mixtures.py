@@ -244,22 +244,21 @@ class Mixed:
 
     def _run(self, compiled: CompiledOrders, seed: int, epoch: int, windows: Sequence[Window], met: Ids) -> Ids | None:
         """The examples of positions that follow each other, in compiled code; None if sources have too many laps."""
-        sizes = np.diff(self._begins)
-        lows = met[0] // sizes
-        counts = np.where(met[-1] > met[0], (met[-1] - 1) // sizes - lows + 1, 0)
-        if counts.sum() > _MOST_LAPS + 2 * len(sizes):
+        sizes = np.maximum(np.diff(self._begins), 1)
+        lows, ends = met[0] // sizes, np.where(met[-1] > met[0], (met[-1] - 1) // sizes + 1, met[0] // sizes)
+        if (ends - lows).sum() > _MOST_LAPS + 2 * len(sizes):
             return None
         laps = [
-            self._full[kind].permutation(*self._key(seed, epoch, kind, lap))
-            for kind in np.flatnonzero(counts).tolist()
-            for lap in range(lows[kind], lows[kind] + counts[kind])
+            order.permutation(*self._key(seed, epoch, kind, lap))
+            for kind, (order, low, end) in enumerate(zip(self._full, lows.tolist(), ends.tolist(), strict=True))
+            for lap in range(low, end)
         ]
         return compiled.mixed(
             [(_table(window.bits, seed), *window) for window in windows],
             met,
             firsts=self._begins[:-1],
             sizes=sizes,
-            begins=np.cumsum([0, *counts], dtype=np.int64),
+            begins=np.cumsum([0, *(ends - lows)], dtype=np.int64),
             numbers=lows,
             keys=np.array([lap.keys for lap in laps], np.uint32),
             tables=[lap.table for lap in laps],
