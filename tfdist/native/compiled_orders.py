@@ -15,11 +15,9 @@ _Ids = NDArray[np.int64]
 
 
 class CompiledOrders:
-    """What `tfdist.data.order` computes in NumPy, bit for bit, without Python's lock; `compiled_orders` returns one.
+    """Computes orders as `tfdist.data.order` does in NumPy, bit for bit, without Python's lock.
 
-    Args:
-        path: the path of the library.
-        portable: use only instructions that all processors of this architecture have.
+    ``portable`` allows only instructions that all processors of this architecture have.
     """
 
     def __init__(self, path: Path, *, portable: bool = False) -> None:
@@ -33,11 +31,7 @@ class CompiledOrders:
         self._mix.argtypes = [pointer, number, pointer, number, *[pointer] * 7, ctypes.c_bool]
 
     def permuted(self, keys: Sequence[int], size: int, positions: NDArray[Any]) -> _Ids:
-        """Return the values of a permutation of 0 to ``size - 1`` at positions, by the network with these keys.
-
-        Raises:
-            IndexError: a position is not below ``size``.
-        """
+        """Return the values of a permutation of 0 to ``size - 1`` at positions, by the network of these keys."""
         at = np.ascontiguousarray(positions, np.int64)
         of_rounds, found = np.array(keys, np.uint32), np.empty(at.shape, np.int64)
         if not self._permute(_of(of_rounds), size, _of(at), at.size, _of(found), self._portable):
@@ -58,16 +52,13 @@ class CompiledOrders:
     ) -> _Ids:
         """Return the examples at positions of a mixture that follow each other.
 
-        Args:
-            windows: the spread order of each window and the number of its bits, the digits of places and values that
-                are flipped in it, the size of the window, and how many of its positions are left out and asked for.
-            met: how often each source comes before each window and after the last one, ``[windows + 1, sources]``.
-            firsts: the number of the first example of each source, ``[sources]``.
-            sizes: the number of examples of each source, ``[sources]``.
-            begins: the place of each source's first lap in ``keys``, then the number of laps, ``[sources + 1]``.
-            numbers: which lap of the source that is, ``[sources]``.
-            keys: the keys of the network of each lap, ``[laps, rounds]``.
-            tables: the values of each lap; None if they are a network's.
+        A window has the spread order of its values and the number of their bits, the digits of places and of values
+        that it flips, its size, and how many of its positions are left out and then asked for. ``met`` says how often
+        each source comes before each window and after the last one, ``[windows + 1, sources]``.
+
+        For each source there are the numbers of its first example and of its examples, the place of its first lap in
+        ``keys`` (``begins``, then the number of laps), and which of its laps that is (``numbers``). A lap has the keys
+        of a network, ``[laps, rounds]``, and a table of its values if it is one of few.
         """
         rows = np.array([(_of(spread), *about) for spread, *about in windows], np.int64)
         found = np.empty(int(rows[:, -1].sum()), np.int64)

@@ -83,7 +83,7 @@ class Schedule:
             for number, (low, high) in enumerate(itertools.pairwise(bounds.tolist()), start=window):
                 skip = max(0, at - start - low)
                 taken = min(high, stop - start) - low - skip
-                found.append(_window(high - low, seed, lap, phase, number, skip=skip, count=taken))
+                found.append(_window(high - low, seed, lap, phase, number, skip=skip, taken=taken))
             # the last count of a phase is the first of the next one
             met = [*met[:-1], *(self._before[phase] + self._met_inside(phase, bounds))]
             at = stop
@@ -94,7 +94,7 @@ class Schedule:
         windows, met = self.windows(seed, lap, begin, count)
         kinds = [kinds_of(a, b, _spread(one, seed)) for a, b, one in zip(met, met[1:], windows, strict=False)]
         first = met[0] + np.bincount(kinds[0][: windows[0].skip], minlength=self.sources)
-        spans = [slice(one.skip, one.skip + one.count) for one in windows]
+        spans = [slice(one.skip, one.skip + one.taken) for one in windows]
         return np.concatenate([found[span] for found, span in zip(kinds, spans, strict=True)]), first
 
     def _met_inside(self, phase: int, positions: int | Ids) -> Ids:
@@ -108,7 +108,7 @@ class Schedule:
 
 
 class Window(NamedTuple):
-    """The order of sources in a window, and which of its positions are asked for: `count` after the first `skip`.
+    """The order of sources in a window, and which of its positions are asked for: `taken` after the first `skip`.
 
     Windows of 2^bits values share a table of an even order, in which each flips some digits of places and of values.
     """
@@ -118,13 +118,13 @@ class Window(NamedTuple):
     values: int
     size: int
     skip: int
-    count: int
+    taken: int
 
 
-def _window(size: int, seed: int, *window: int, skip: int = 0, count: int = 0) -> Window:
+def _window(size: int, seed: int, *window: int, skip: int = 0, taken: int = 0) -> Window:
     bits = (size - 1).bit_length()
     places, values = (word & (1 << bits) - 1 for word in round_keys("mixture", seed, *window)[:2])
-    return Window(bits, places, values, size, skip, count)
+    return Window(bits, places, values, size, skip, taken)
 
 
 def _spread(window: Window, seed: int) -> Ids:
