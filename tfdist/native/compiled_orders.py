@@ -52,14 +52,12 @@ class CompiledOrders:
     ) -> _Ids:
         """Return the examples at positions of a mixture that follow each other.
 
-        A window has the spread order of its values and the number of their bits, the digits of places and of values
-        that it flips, its size, and how many of its positions are left out and then asked for. ``met`` says how often
-        each source comes before each window and after the last one, ``[windows + 1, sources]``.
-
-        For each source there are the numbers of its first example and of its examples, the place of its first lap in
-        ``keys`` (``begins``, then the number of laps), and which of its laps that is (``numbers``). A lap has the keys
-        of a network, ``[laps, rounds]``, and a table of its values if it is one of few.
+        ``met`` says how often each source comes before each window and after the last one, ``[windows + 1, sources]``.
         """
+        # A window has the spread order of its values and the number of their bits, the digits of places and of values
+        # that it flips, its size, and how many of its positions are left out and then asked for. A source has the
+        # number of its first example, the number of its examples, the place of its first lap in `keys` (and last the
+        # number of laps), and which of its laps that is. A lap has the keys of a network, or a table of few values.
         rows = np.array([(_of(spread), *about) for spread, *about in windows], np.int64)
         found = np.empty(int(rows[:, -1].sum()), np.int64)
         listed = np.array([0 if table is None else _of(table) for table in tables], np.uint64)
