@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.order_battery import global_batches, require_resumable
+from tests.slow_orders import CASES, epoch_length, slow_ids, stretches
 from tfdist.data.order.epoch_orders import Block, Full, Order, Sequential
 from tfdist.data.order.length_buckets import Bucketed, block_of
 from tfdist.data.order.mixtures import Chosen, Mixed, Schedule, epoch_of
@@ -60,6 +61,19 @@ def test_long_mixtures_are_what_they_always_were(phases: Any, sizes: Sequence[in
     found = order.ids(seed=17, epoch=3, positions=positions)
     assert hashlib.sha256(found.astype("<i8").tobytes()).hexdigest()[:16] == expected
     assert order.ids(seed=17, epoch=3, positions=positions[::-1]).tolist() == found[::-1].tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mixtures_are_those_of_plain_python(case: str) -> None:
+    phases, sizes, stop, examples = CASES[case]
+    length = epoch_length(phases, sizes, stop, examples)
+    schedule = Schedule(phases) if stop == "never" else Schedule(phases, length)
+    order = Mixed(schedule, [Full(size) for size in sizes], stop, length, "x")
+    for epoch in (0, 3):
+        for positions in stretches(length):
+            at = np.array(positions)
+            expected = slow_ids(phases, sizes, stop, length, seed=5, epoch=epoch, positions=positions)
+            assert order.ids(seed=5, epoch=epoch, positions=at).tolist() == expected
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=9), st.integers(0, 2**40), st.integers(1, 20_000))

@@ -58,10 +58,10 @@ def test_it_is_compiled_once_and_kept(compiler: Callable[[str], dict[str, str]],
     assert (built.was, library.find(library.RECORDS, HERE, environ)) == ("built", built.path)
     assert built.path.read_bytes().startswith(b"a library\n")
     assert library.build(library.RECORDS, HERE, environ, on_start=said.append) == replace(built, was="kept")
-    assert len(started(tmp_path)) == 2  # one file, and the library of it
+    assert len(started(tmp_path)) == 3  # two files, and the library of them
     assert [sentence.split()[0] for sentence in said] == ["Compiling"]
     assert library.build(library.RECORDS, HERE, environ, force=True) == built
-    assert len(started(tmp_path)) == 4
+    assert len(started(tmp_path)) == 6
     assert left_in(environ) == ["ops/.so"]
 
 
@@ -119,7 +119,7 @@ def test_of_two_processes_one_compiles(compiler: Callable[[str], dict[str, str]]
         for process in processes:
             process.kill()
             process.communicate()
-    assert len(started(tmp_path)) == 2
+    assert len(started(tmp_path)) == 3
 
 
 def test_files_are_compiled_side_by_side_one_on_every_processor(

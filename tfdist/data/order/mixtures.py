@@ -9,7 +9,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from tfdist.data.order.class_shares import kinds_of, laid_out, levels_of, met_of, spread
 from tfdist.data.order.epoch_orders import Full, Ids, Order, Permutation, Sequential, permuted, round_keys
 from tfdist.errors import ConfigError
+from tfdist.native.compiled_orders import CompiledOrders
 
 STOPS = ("first", "all", "never")
 _WINDOW = 1 << 14  # positions that are laid out at a time
 _FEW = 12  # sources, up to which a search for each is faster than sorting
+_SHORT_BITS = 16  # of values of a window, which compiled code reads
+_MOST_LAPS = 256  # of whole windows, for all of which compiled code is given keys; beside two of each source
 _MOST = 1 << 50  # positions, of which a tree counts each
 
 
@@ -65,25 +68,34 @@ class Schedule:
                 at += count
         return kinds, turns
 
-    def run(self, seed: int, lap: int, begin: int, count: int) -> tuple[Ids, Ids]:
-        """The sources of positions that follow each other, and how often each has come before them, ``[sources]``."""
-        parts, first, at, end = [], None, begin, begin + count
+    def windows(self, seed: int, lap: int, begin: int, count: int) -> tuple[list["Window"], Ids]:
+        """The windows that positions in a row are in, and how often each source comes before each and after the last.
+
+        The counts are ``[windows + 1, sources]``.
+        """
+        found, met, at, end = list[Window](), list[Ids](), begin, begin + count
         while at < end:
             phase = bisect.bisect_right(self._starts, at) - 1
             start, stop = self._starts[phase], min(end, self._ends[phase])
-            window, place = divmod(at - start, self._size)
+            window = (at - start) // self._size
             bounds = np.arange(window, (stop - 1 - start) // self._size + 2) * self._size
             bounds = np.minimum(bounds, self._ends[phase] - start)
-            met = self._before[phase] + self._met_inside(phase, bounds)
-            sizes = enumerate(np.diff(bounds).tolist())
-            orders = [_spread(size, seed, lap, phase, window + number) for number, size in sizes]
-            kinds = np.concatenate([kinds_of(a, b, order) for a, b, order in zip(met, met[1:], orders, strict=False)])
-            if first is None:
-                first = met[0] + np.bincount(kinds[:place], minlength=self.sources)
-            parts.append(kinds[place : place + stop - at])
+            for number, (low, high) in enumerate(itertools.pairwise(bounds.tolist()), start=window):
+                skip = max(0, at - start - low)
+                taken = min(high, stop - start) - low - skip
+                found.append(_window(high - low, seed, lap, phase, number, skip=skip, taken=taken))
+            # the last count of a phase is the first of the next one
+            met = [*met[:-1], *(self._before[phase] + self._met_inside(phase, bounds))]
             at = stop
-        assert first is not None
-        return np.concatenate(parts), first
+        return found, np.array(met)
+
+    def run(self, seed: int, lap: int, begin: int, count: int) -> tuple[Ids, Ids]:
+        """The sources of positions that follow each other, and how often each has come before them, ``[sources]``."""
+        windows, met = self.windows(seed, lap, begin, count)
+        kinds = [kinds_of(a, b, _spread(one, seed)) for a, b, one in zip(met, met[1:], windows, strict=False)]
+        first = met[0] + np.bincount(kinds[0][: windows[0].skip], minlength=self.sources)
+        spans = [slice(one.skip, one.skip + one.taken) for one in windows]
+        return np.concatenate([found[span] for found, span in zip(kinds, spans, strict=True)]), first
 
     def _met_inside(self, phase: int, positions: int | Ids) -> Ids:
         return met_of(self._levels[phase], positions, "sources", phase)[..., : self.sources]
@@ -92,21 +104,39 @@ class Schedule:
         begin, last = window * self._size, self._ends[phase] - self._starts[phase]
         end = min(begin + self._size, last)
         before, after = (self._before[phase] + self._inside(phase, at) for at in (begin, end))
-        return laid_out(before, after, _spread(end - begin, seed, lap, phase, window))
+        return laid_out(before, after, _spread(_window(end - begin, seed, lap, phase, window), seed))
 
 
-def _spread(size: int, seed: int, *window: int) -> Ids:
-    """A random and even order of the values below ``size``: windows share a table, whose digits each flips."""
+class Window(NamedTuple):
+    """The order of sources in a window, and which of its positions are asked for: `taken` after the first `skip`.
+
+    Windows of 2^bits values share a table of an even order, in which each flips some digits of places and of values.
+    """
+
+    bits: int
+    places: int
+    values: int
+    size: int
+    skip: int
+    taken: int
+
+
+def _window(size: int, seed: int, *window: int, skip: int = 0, taken: int = 0) -> Window:
     bits = (size - 1).bit_length()
-    last, places, values = (1 << bits) - 1, *round_keys("mixture", seed, *window)[:2]
-    table = _table(bits, seed)
-    found = table.take(np.arange(1 << bits) ^ (places & last)) ^ table.dtype.type(values & last)
-    return found if size > last else found[found < size]
+    places, values = (word & (1 << bits) - 1 for word in round_keys("mixture", seed, *window)[:2])
+    return Window(bits, places, values, size, skip, taken)
+
+
+def _spread(window: Window, seed: int) -> Ids:
+    """A random and even order of the values below the size of a window."""
+    table = _table(window.bits, seed)
+    found = table.take(np.arange(len(table)) ^ window.places) ^ table.dtype.type(window.values)
+    return found if window.size == len(table) else found[found < window.size]
 
 
 @lru_cache(maxsize=32)
 def _table(bits: int, seed: int) -> NDArray[Any]:
-    return spread(1 << bits, "mixture", seed).astype(np.min_scalar_type((1 << bits) - 1))
+    return spread(1 << bits, "mixture", seed).astype(np.uint16 if bits <= _SHORT_BITS else np.uint32)
 
 
 def epoch_of(schedule: Schedule, sizes: Sequence[int], stop: str) -> int:
@@ -131,12 +161,21 @@ class Mixed:
     """Examples of several sources, each with an order of its own, in the shares of a schedule.
 
     `stop` is "first" or "all": each epoch begins with an order of its own for each source. Or it is "never": an epoch
-    has `examples` positions, and the next one continues in each source.
+    has `examples` positions, and the next one continues in each source. ``compiled`` computes the same ids, and faster.
     """
 
     is_permutation = False
 
-    def __init__(self, schedule: Schedule, orders: Sequence[Order], stop: str, examples: int, name: str) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        orders: Sequence[Order],
+        stop: str,
+        examples: int,
+        name: str,
+        *,
+        compiled: CompiledOrders | None = None,
+    ) -> None:
         self.examples = examples
         self.name = name
         self._schedule = schedule
@@ -145,6 +184,10 @@ class Mixed:
         self._runs_on = stop == "never"
         met = schedule.met(examples)
         self._laps = [max(1, -(-int(turns) // max(1, o.examples))) for turns, o in zip(met, orders, strict=True)]
+        self._compiled = compiled
+        self._full = [one for one in orders if isinstance(one, Full)]
+        is_known = len(self._full) == len(orders) <= 1 << _SHORT_BITS
+        self._compiled_run = compiled if is_known else None
 
     def frequencies(self) -> NDArray[np.float64]:
         """Return the frequency of each example of the sources in the long run; all add up to 1."""
@@ -166,36 +209,68 @@ class Mixed:
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         positions = np.asarray(positions, np.int64)
+        lap, shift = (0, epoch * self.examples) if self._runs_on else (epoch, 0)
+        begin, count = int(positions[0]) if len(positions) else 0, len(positions)
+        is_run = count > 0 and bool((positions == np.arange(begin, begin + count)).all())
+        if is_run and self._compiled_run is not None:
+            run = self._run(self._compiled_run, seed, epoch, *self._schedule.windows(seed, lap, begin + shift, count))
+            if run is not None:
+                return run
+        if is_run:
+            turns = self._turns_of_run(*self._schedule.run(seed, lap, begin + shift, count))
+        else:
+            turns = self._turns(*self._schedule.at(seed, lap, positions + shift))
         found = np.empty_like(positions)
         full: list[tuple[Permutation, Ids, Ids, int]] = []  # computed together
-        for kind, here, mine in self._turns(seed, epoch, positions):
+        for kind, here, mine in turns:
             order, first = self._orders[kind], self._begins[kind]
-            of_source = int(round_keys("source", seed, kind)[0])
             low, high = int(mine.min()) // order.examples, int(mine.max()) // order.examples
-            for lap in range(low, high + 1):
-                begin = lap * order.examples
-                now = slice(None) if low == high else np.flatnonzero((mine >= begin) & (mine < begin + order.examples))
-                places, lap_of_all = mine[now] - begin, lap if self._runs_on else lap + epoch * self._laps[kind]
+            for number in range(low, high + 1):
+                start = number * order.examples
+                now = slice(None) if low == high else np.flatnonzero((mine >= start) & (mine < start + order.examples))
+                places, key = mine[now] - start, self._key(seed, epoch, kind, number)
                 if isinstance(order, Full):
-                    full.append((order.permutation(of_source, lap_of_all), places, here[now], first))
+                    full.append((order.permutation(*key), places, here[now], first))
                 else:
-                    found[here[now]] = first + order.ids(seed=of_source, epoch=lap_of_all, positions=places)
-        values = permuted([one for one, *_ in full], [places for _, places, *_ in full])
+                    found[here[now]] = first + order.ids(seed=key[0], epoch=key[1], positions=places)
+        values = permuted([one for one, *_ in full], [places for _, places, *_ in full], self._compiled)
         for (_, _, here, first), ids in zip(full, values, strict=True):
             found[here] = first + ids
         return found
 
-    def _turns(self, seed: int, epoch: int, positions: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+    def _key(self, seed: int, epoch: int, kind: int, lap: int) -> tuple[int, int]:
+        """The seed and the epoch of a lap of a source."""
+        return int(round_keys("source", seed, kind)[0]), lap if self._runs_on else lap + epoch * self._laps[kind]
+
+    def _run(self, compiled: CompiledOrders, seed: int, epoch: int, windows: Sequence[Window], met: Ids) -> Ids | None:
+        """The examples of positions that follow each other, in compiled code; None if sources have too many laps."""
+        sizes = np.maximum(np.diff(self._begins), 1)
+        lows, ends = met[0] // sizes, np.where(met[-1] > met[0], (met[-1] - 1) // sizes + 1, met[0] // sizes)
+        if (ends - lows).sum() > _MOST_LAPS + 2 * len(sizes):
+            return None
+        laps = [
+            order.permutation(*self._key(seed, epoch, kind, lap))
+            for kind, (order, low, end) in enumerate(zip(self._full, lows.tolist(), ends.tolist(), strict=True))
+            for lap in range(low, end)
+        ]
+        return compiled.mixed(
+            [(_table(window.bits, seed), *window) for window in windows],
+            met,
+            firsts=self._begins[:-1],
+            sizes=sizes,
+            begins=np.cumsum([0, *(ends - lows)], dtype=np.int64),
+            numbers=lows,
+            keys=np.array([lap.keys for lap in laps], np.uint32),
+            tables=[lap.table for lap in laps],
+        )
+
+    def _turns(self, kinds: NDArray[Any], turns: Ids) -> Iterator[tuple[int, Ids, Ids]]:
         """Each source that some positions have, which of them it has, and the number of its turn at each."""
-        lap, shift = (0, epoch * self.examples) if self._runs_on else (epoch, 0)
-        begin = int(positions[0]) if len(positions) else 0
-        if not len(positions) or not (positions == np.arange(begin, begin + len(positions))).all():
-            kinds, turns = self._schedule.at(seed, lap, positions + shift)
-            for kind, here in _places(kinds, self._schedule.sources):
-                yield kind, here, turns[here]
-            return
-        # positions follow each other, so the turns of a source do as well
-        kinds, first = self._schedule.run(seed, lap, begin + shift, len(positions))
+        for kind, here in _places(kinds, self._schedule.sources):
+            yield kind, here, turns[here]
+
+    def _turns_of_run(self, kinds: NDArray[Any], first: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+        """Do the same for positions that follow each other, so that the turns of a source do as well."""
         for kind, here in _places(kinds, self._schedule.sources):
             turn = int(first[kind])
             yield kind, here, np.arange(turn, turn + len(here))

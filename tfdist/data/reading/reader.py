@@ -21,6 +21,7 @@ from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.read_dataset import Reading, position_of
 from tfdist.data.reading.view import View, fetcher_of, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.native.compiled_orders import CompiledOrders, compiled_orders
 from tfdist.storage.block_cache import BlockCache
 
 _BLOCK_BYTES = 2 << 20  # read in one go, from a disk that spins or from a store
@@ -159,11 +160,15 @@ def read(
         named.require(examples.schema)
     tail = tail or ("keep" if named.label is None else "pad")
 
+    # where records are read by compiled code; else nothing is compiled for the order alone
+    is_compiled = ops is not False and cache is None and examples.paths is not None and order == "full"
+    compiled = compiled_orders() if is_compiled else None
+
     def order_of(manifest: Manifest) -> epoch_orders.Order:
         if bucket_by is not None:
             block = block_of((state or {}).get("order")) or global_batch_size
             return _bucketed(view, manifest, order, bucket_by, block)
-        return _order(view, manifest, order, named.label)
+        return _order(view, manifest, order, named.label, compiled)
 
     chosen = order_of(examples.manifest)
     if named.label is None and not last and (tail == "pad" or on_corrupt == "skip"):
@@ -204,11 +209,17 @@ def read(
     return Reading(pipeline, position, device)
 
 
-def _order(view: View, manifest: Manifest, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
+def _order(
+    view: View,
+    manifest: Manifest,
+    order: Any,
+    label: str | tuple[str, ...] | None,
+    compiled: CompiledOrders | None = None,
+) -> epoch_orders.Order:
     """Return the order of those examples of a view that a manifest has; the others were appended later."""
     if view.mixture is None:
         view = _first_of(view, manifest)
-        inner = _order_of(view, manifest, min(len(view), manifest.examples), order, label)
+        inner = _order_of(view, manifest, min(len(view), manifest.examples), order, label, compiled)
         return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
     if isinstance(order, Mapping) or order == "balanced":
         raise ConfigError(
@@ -217,7 +228,8 @@ def _order(view: View, manifest: Manifest, order: Any, label: str | tuple[str, .
             name="order",
             received=validation.shown(order),
         )
-    mixed = view.mixture.order([_order_of(view, manifest, size, order, label) for size in view.mixture.sizes.values()])
+    orders = [_order_of(view, manifest, size, order, label, compiled) for size in view.mixture.sizes.values()]
+    mixed = view.mixture.order(orders, compiled)
     return mixed if view.ids is None else mixtures.Chosen(mixed, view.ids)
 
 
@@ -227,7 +239,12 @@ def _first_of(view: View, manifest: Manifest) -> View:
 
 
 def _order_of(
-    view: View, manifest: Manifest, count: int, order: Any, label: str | tuple[str, ...] | None
+    view: View,
+    manifest: Manifest,
+    count: int,
+    order: Any,
+    label: str | tuple[str, ...] | None,
+    compiled: CompiledOrders | None = None,
 ) -> epoch_orders.Order:
     if isinstance(order, Mapping):
         names = view.examples.schema[label].names if isinstance(label, str) and label in view.examples.schema else ()
@@ -236,7 +253,7 @@ def _order_of(
     if order == "balanced":
         return class_shares.Balanced(_classes(view, count, label))
     if order == "full":
-        return epoch_orders.Full(count)
+        return epoch_orders.Full(count, compiled=compiled)
     if order == "none":
         return epoch_orders.Sequential(count)
     mean = max(1, manifest.total_bytes // manifest.examples)
