@@ -23,6 +23,7 @@ def pool(forking: Forks) -> Iterator[WorkerPool]:
     # graphs are optimized, as users' are: otherwise equal operations would be enough for equal bits
     environments = [one | {"PYTHONPATH": python_path(CASES), OPTIMIZED: "1"} for one in given]
     with WorkerPool(lambda: environments, start=forking.worker) as workers:
+        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
         yield workers
 
 

@@ -8,6 +8,7 @@ Private names, read in Keras 3.15.1 (`keras/src/optimizers/adam.py`, `base_optim
 
 - `_get_variable_index`: the place of a variable, and of its `_momentums`, `_velocities` and `_velocity_hats`
 - `_iterations`: the variable that counts updates
+- `DistributedVariable`: has a copy on each replica
 - `ConcreteFunction._call_flat`: the call of a traced function without matching its arguments
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 from keras.optimizers import Adam
+from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist.compat.keras.fused_updates import copy_beside, is_whole
 
@@ -42,6 +44,8 @@ def _called(traced: dict[Any, Any], optimizer: Adam, gradient: Any, variable: An
     index = optimizer._get_variable_index(variable)
     slots = [optimizer._momentums[index], optimizer._velocities[index]]
     slots += [optimizer._velocity_hats[index]] if optimizer.amsgrad else []
+    if not all(isinstance(slot.value, DistributedVariable) for slot in slots):
+        return False  # parts, which Keras' operations know, or a variable of a parameter server
     beside = [copy_beside(slot.value, variable) for slot in slots]
     count = copy_beside(optimizer._iterations.value, variable, optimizer._iterations.value.dtype)
     if count is None or any(slot is None for slot in beside):
