@@ -15,13 +15,13 @@ Private names, read in Keras 3.15.1 (`keras/src/optimizers/adam.py`, `base_optim
 from typing import Any
 
 import tensorflow as tf
-from keras.optimizers import Adam
+from keras.optimizers import Adam, Optimizer
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist.compat.keras.fused_updates import copy_beside, is_whole
 
 
-def let_call_updates(optimizer: Adam) -> None:
+def let_call_updates(optimizer: Optimizer) -> None:
     """Give one optimizer object an `update_step` that calls a function, if its class has the one of Keras' Adam."""
     if type(optimizer).update_step is not Adam.update_step:
         return
@@ -34,7 +34,7 @@ def let_call_updates(optimizer: Adam) -> None:
     vars(optimizer)["update_step"] = update_step
 
 
-def _called(traced: dict[Any, Any], optimizer: Adam, gradient: Any, variable: Any, learning_rate: Any) -> bool:
+def _called(traced: dict[Any, Any], optimizer: Optimizer, gradient: Any, variable: Any, learning_rate: Any) -> bool:
     """Update a variable by a call in the graph that is traced, if that can be done; return whether it was."""
     if tf.executing_eagerly() or not (is_whole(variable) and isinstance(gradient, tf.Tensor)):
         return False
