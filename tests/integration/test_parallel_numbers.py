@@ -77,7 +77,12 @@ def test_parts_of_small_and_of_large_weights_have_the_same_numbers(name: str, mo
     mesh = Mesh.parse("batch=2,model=7,row=3")
     asked: list[Any] = []
     known = sharded_initializers.numbers_of
-    monkeypatch.setattr(sharded_initializers, "numbers_of", lambda *given: (asked.append(given), known(*given))[1])
+
+    def counted(*given: Any) -> Any:
+        asked.append(given)
+        return known(*given)
+
+    monkeypatch.setattr(sharded_initializers, "numbers_of", counted)
     alone: Any = type("Alone", (), {"broadcast": staticmethod(lambda tensor, what: tensor)})()
     parts = sharded_initializers.InitialParts(alone, lambda what: contextlib.nullcontext())
     for small, calls in ((math.prod(SHAPE), 0), (math.prod(SHAPE) - 1, 2)):

@@ -83,8 +83,11 @@ def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | 
     except (TypeError, ValueError, NotImplementedError, RuntimeError):
         return None  # the error comes again where it is made whole
     drawing = _drawing(output, tuple(shape))
-    drawn = None if drawing is None else {op.name: _key_and_counter(op) for op in drawing}
-    return None if drawn is None or None in drawn.values() else Numbers(output, drawn)
+    if drawing is None:
+        return None
+    found = {op.name: _key_and_counter(op) for op in drawing}
+    drawn = {name: one for name, one in found.items() if one is not None}
+    return Numbers(output, drawn) if len(drawn) == len(found) else None
 
 
 def _key_and_counter(op: tf.Operation) -> tuple[Any, Any] | None:
