@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 
 from tests import private_names
 from tests.private_objects import (
+    adam,
     attention,
     callback,
     device_queues,
@@ -126,6 +127,11 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_trainable_variables _trainable_variables_indices _var_key", optimizer),
         "_model_variables_moving_average": lambda: keras.optimizers.Optimizer,
         "_var_to_optimizer_idx": lambda: keras.optimizers.MultiOptimizer,
+    },
+    "keras/called_updates.py": {
+        **each("_get_variable_index _iterations", optimizer),
+        **each("_momentums _velocities _velocity_hats", adam),
+        "_call_flat": lambda: tf.function(tf.add).get_concrete_function(1.0, 1.0),
     },
     "keras/fused_updates.py": {"_get_variable_index": optimizer},
     "keras/sharded_optimizer.py": {

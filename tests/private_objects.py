@@ -107,6 +107,12 @@ def optimizer() -> keras.optimizers.Optimizer:
     return made
 
 
+def adam() -> keras.optimizers.Optimizer:
+    made = keras.optimizers.Adam(amsgrad=True)
+    made.build([keras.Variable([1.0])])
+    return made
+
+
 def callback(name: str) -> type:
     return next(kind for kind, names in callback_fields._FIELDS.items() if name in names)
 

@@ -201,20 +201,6 @@ without_names._made = lambda *given, **more: (seen.append(more.get("debug_name")
 print(tf.Variable(1.0, name="weight").name, "made with", seen)
 """
 
-PARTED = """
-import keras, numpy as np
-from tests.integration import without_parts
-from tfdist.parallel import sharded_initializers
-
-made, kept = sharded_initializers.numbers_of, without_parts._made
-for seed in (1, 1, 2):
-    for kind in (keras.initializers.GlorotUniform, keras.initializers.HeNormal):
-        whole = kind(seed=seed)((6, 4), "float32")
-        part = made(kind(seed=seed), (6, 4), "float32").stretch(5, 17)
-        assert np.array_equal(part, np.reshape(whole, -1)[5:17])
-print("made", kept.cache_info().misses, "and taken", kept.cache_info().hits)
-"""
-
 
 def run(forking: Forks, folder: Path, text: str) -> str:
     script = folder / "script.py"
@@ -287,10 +273,6 @@ def test_pipelines_run_as_they_are_written(forking: Forks, tmp_path: Path) -> No
 def test_the_attributes_of_protocols_are_listed_once(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, LISTED)
     assert "asked True listed True" in said, "protocols are looked at elsewhere: all tests cost more"
-
-
-def test_how_parts_of_weights_are_drawn_is_traced_once_for_the_same_weights(forking: Forks, tmp_path: Path) -> None:
-    assert "made 4 and taken 2\n" in run(forking, tmp_path, PARTED), "parts are made elsewhere"
 
 
 def test_handles_of_variables_have_no_names_for_messages(forking: Forks, tmp_path: Path) -> None:

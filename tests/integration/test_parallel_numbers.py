@@ -1,5 +1,6 @@
 """The first values of weights in parts: those of one device, bit for bit."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -68,3 +69,27 @@ def test_parts_are_cut_from_a_few_rows_at_a_time(layout: Any, monkeypatch: pytes
         part = sharding.drawn(found.stretch)
         assert part.shape == sharding.local_shape
         assert np.array_equal(part, sharding.cut(whole))
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_parts_of_small_and_of_large_weights_have_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = np.asarray(INITIALIZERS[name](SHAPE))
+    mesh = Mesh.parse("batch=2,model=7,row=3")
+    asked: list[Any] = []
+    known = sharded_initializers.numbers_of
+
+    def counted(*given: Any) -> Any:
+        asked.append(given)
+        return known(*given)
+
+    monkeypatch.setattr(sharded_initializers, "numbers_of", counted)
+    alone: Any = type("Alone", (), {"broadcast": staticmethod(lambda tensor, what: tensor)})()
+    parts = sharded_initializers.InitialParts(alone, lambda what: contextlib.nullcontext())
+    for small, calls in ((math.prod(SHAPE), 0), (math.prod(SHAPE) - 1, 2)):
+        monkeypatch.setattr(sharded_initializers, "_SMALL", small)
+        for rank in (0, 41):
+            axes: Any = Axes(mesh, rank, {}, lambda _: None)  # type: ignore[arg-type,return-value]
+            layout = MeshLayout(axes, ("model", None, "row"), SHAPE, "w")
+            (part,) = parts(None, INITIALIZERS[name], tf.float32, [layout])
+            assert np.array_equal(part, layout.cut(whole))
+        assert len(asked) == calls

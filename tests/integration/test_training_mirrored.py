@@ -136,14 +136,6 @@ def test_an_optimizer_outside_of_replicas_updates_every_copy(pool: WorkerPool) -
         assert seen["under"]["iterations"] == seen["one"]["iterations"], name
 
 
-def test_every_replica_updates_its_copies_in_one_pass(pool: WorkerPool) -> None:
-    seen = call(pool, "copies_of_momenta_and_weights", cases="fused_cases")
-    assert seen["traced"] >= 2 * 4  # two replicas, four weights
-    for copies, one in zip(seen["copies"], seen["one"], strict=True):
-        assert copies[0] == copies[1]
-        np.testing.assert_allclose(copies[0], one, atol=1e-6)
-
-
 def test_rows_with_a_shape_of_numbers_are_added_up(pool: WorkerPool) -> None:
     assert call(pool, "rows_with_a_shape_of_numbers") == [[1.0, 2.0, 1.0]] * 2
 

@@ -23,6 +23,7 @@ from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow.meshes.sharded_variable import Layout
 
 _LARGE_BYTES = 1 << 30
+_SMALL = 1 << 18  # elements, which are drawn whole in less time than a graph takes to read how
 _BYTES_PER_STEP = 16
 _SMALLEST = 4  # what is smaller is drawn as four bytes
 _PHILOX = 1
@@ -33,6 +34,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Mul": lambda op, a, b: a * b,
     "Sub": lambda op, a, b: a - b,
     "RealDiv": lambda op, a, b: a / b,
+    "FloorMod": lambda op, a, b: a % b,
     "Cast": lambda op, a: tf.cast(a, op.get_attr("DstT")),
     "Identity": lambda op, a: a,
 }
@@ -75,25 +77,37 @@ class Numbers:
 
 def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | None:
     """Return the numbers of an initializer, or None if they cannot be made by stretches."""
-    found: list[Any] = []
-
-    @tf.function(autograph=False)
-    def keys() -> Any:  # the numbers themselves are unused, so not computed
-        output = tf.convert_to_tensor(initializer(tuple(shape), dtype=dtype))
-        drawing = _drawing(output, tuple(shape))
-        found.extend([output, drawing])
-        return [(op.inputs[1], op.inputs[2], op.inputs[3]) for op in drawing or ()]
-
     try:
-        values = keys.get_concrete_function()()
-    except (TypeError, ValueError, NotImplementedError):  # the error comes again where it is made whole
+        with tf.Graph().as_default():  # which is read and never run: a traced function would take five times as long
+            output = tf.convert_to_tensor(initializer(tuple(shape), dtype=dtype))
+    except (TypeError, ValueError, NotImplementedError, RuntimeError):
+        return None  # the error comes again where it is made whole
+    drawing = _drawing(output, tuple(shape))
+    if drawing is None:
         return None
-    output, drawing = found
-    if drawing is None or any(int(alg) not in _ALGORITHMS for _, _, alg in values):
+    found = {op.name: _key_and_counter(op) for op in drawing}
+    drawn = {name: one for name, one in found.items() if one is not None}
+    return Numbers(output, drawn) if len(drawn) == len(found) else None
+
+
+def _key_and_counter(op: tf.Operation) -> tuple[Any, Any] | None:
+    """Return the key and the counter of the first number that an operation draws; None if they are not known."""
+    made, alg = op.inputs[1].op, tf.get_static_value(op.inputs[3])
+    if made.type != "StatelessRandomGetKeyCounter" or alg is None or int(alg) not in _ALGORITHMS:
         return None
-    return Numbers(
-        output, {op.name: (key, counter.numpy()) for op, (key, counter, _) in zip(drawing, values, strict=True)}
-    )
+    if op.inputs[2].op is not made or (seed := _computed(made.inputs[0])) is None:
+        return None
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    return key, counter.numpy()
+
+
+def _computed(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Return the value of a tensor that follows from constants; None if it does not."""
+    op = tensor.op
+    if op.type == "Const":
+        return tf.constant(tf.get_static_value(tensor), tensor.dtype)
+    inputs = [_computed(one) for one in op.inputs] if op.type in _ELEMENTWISE else [None]
+    return None if any(one is None for one in inputs) else _ELEMENTWISE[op.type](op, *inputs)
 
 
 def _drawing(tensor: tf.Tensor, shape: tuple[int, ...]) -> list[tf.Operation] | None:
@@ -134,7 +148,8 @@ class InitialParts:
         if self._agree is not None:
             self._agree(sharding.path, sharding.shape, dtype)
         known = self._alike(initializer, sharding.path)
-        found = None if known is None else numbers_of(known, sharding.shape, dtype.name)
+        is_large = math.prod(sharding.shape) > _SMALL
+        found = numbers_of(known, sharding.shape, dtype.name) if known is not None and is_large else None
         if found is not None:
             return [one.drawn(found.stretch) for one in shardings]
         size = math.prod(sharding.shape) * dtype.size

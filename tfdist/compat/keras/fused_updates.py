@@ -36,13 +36,13 @@ def let_update_in_one_pass(optimizer: Optimizer) -> None:
 
 def _updated(optimizer: SGD, gradient: Any, variable: Any, learning_rate: Any) -> bool:
     """Update a variable, if that can be done by one op; return whether it was."""
-    if not (_is_whole(variable) and isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape):
+    if not (is_whole(variable) and isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape):
         return False  # a part of a variable, rows of a table, or a shape that is known later
     gradient, rate = (tf.cast(value, variable.dtype) for value in (gradient, learning_rate))
     if not optimizer.momentum:
         tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
         return True
-    momentum = _beside(optimizer.momentums[optimizer._get_variable_index(variable)].value, variable)
+    momentum = copy_beside(optimizer.momentums[optimizer._get_variable_index(variable)].value, variable)
     if momentum is None:
         return False
     tf.raw_ops.ResourceApplyKerasMomentum(
@@ -56,12 +56,12 @@ def _updated(optimizer: SGD, gradient: Any, variable: Any, learning_rate: Any) -
     return True
 
 
-def _is_whole(variable: Any) -> bool:
+def is_whole(variable: Any) -> bool:
     return type(variable) is ResourceVariable and variable.dtype in _DTYPES
 
 
-def _beside(slot: Any, variable: tf.Variable) -> Any:
-    """Return the copy of a slot that lies where a replica's variable does; None if there is none."""
+def copy_beside(slot: Any, variable: tf.Variable, dtype: tf.DType | None = None) -> Any:
+    """Return the copy of a slot that lies where a replica's variable does, with its dtype; None if there is none."""
     copies = list(slot.values) if isinstance(slot, DistributedVariable) else [slot]
-    near = [one for one in copies if _is_whole(one) and one.device == variable.device]
-    return near[0] if len(near) == 1 and near[0].dtype == variable.dtype else None
+    near = [one for one in copies if type(one) is ResourceVariable and one.device == variable.device]
+    return near[0] if len(near) == 1 and near[0].dtype == (dtype or variable.dtype) else None

@@ -35,7 +35,7 @@ from keras.optimizers import (
     RMSprop,
 )
 
-from tfdist.compat.keras import fused_updates, keras_variables
+from tfdist.compat.keras import called_updates, fused_updates, keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
@@ -128,6 +128,7 @@ def override(
     # one that updates parts of variables has its own
     own.setdefault("_overwrite_model_variables_with_average_value", lambda variables: _overwrite(optimizer, variables))
     fused_updates.let_update_in_one_pass(optimizer)
+    called_updates.let_call_updates(optimizer)
     for inner in inner_optimizers(optimizer):
         override(inner)
     if isinstance(optimizer, MultiOptimizer) and not optimizer.built:
