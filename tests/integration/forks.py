@@ -61,12 +61,8 @@ MODULES = (
 )
 # They change how TensorFlow traces and finds kernels, in all forks, the first of them before TensorFlow is imported;
 # `make test-unpatched` sets the variable and leaves them out.
-_LEFT_OUT = (
-    *("searches", "protocols", "names", "lookups", "constants", "slices", "gathers", "cuts", "parts", "rewrites"),
-    "stacks",
-)
-_LEFT_OUT = ("searches", "protocols", "names", "lookups", "slices", "cuts", "rewrites", "stacks")
-PATCHES = tuple(f"tests.integration.without_{what}" for what in _LEFT_OUT)
+_OMITTED = ("searches", "protocols", "names", "lookups", "constants", "slices", "gathers", "cuts", "rewrites", "stacks")
+PATCHES = tuple(f"tests.integration.without_{what}" for what in _OMITTED)
 UNPATCHED = "TESTS_UNPATCHED"
 
 
