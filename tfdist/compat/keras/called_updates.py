@@ -18,12 +18,12 @@ import tensorflow as tf
 from keras.optimizers import Adam, Optimizer
 from tensorflow.python.distribute.values import DistributedVariable
 
-from tfdist.compat.keras.fused_updates import copy_beside, is_whole
+from tfdist.compat.keras.fused_updates import copy_beside, is_whole, updates_as
 
 
 def let_call_updates(optimizer: Optimizer) -> None:
-    """Give one optimizer object an `update_step` that calls a function, if its class has the one of Keras' Adam."""
-    if type(optimizer).update_step is not Adam.update_step:
+    """Give one optimizer object an `update_step` that calls a function, if its class updates as Keras' Adam does."""
+    if not updates_as(optimizer, Adam):
         return
     traced: dict[Any, Any] = {}
 
@@ -37,6 +37,8 @@ def let_call_updates(optimizer: Optimizer) -> None:
 def _called(traced: dict[Any, Any], optimizer: Optimizer, gradient: Any, variable: Any, learning_rate: Any) -> bool:
     """Update a variable by a call in the graph that is traced, if that can be done; return whether it was."""
     if tf.executing_eagerly() or not (is_whole(variable) and isinstance(gradient, tf.Tensor)):
+        return False
+    if optimizer.gradient_accumulation_steps:  # the count is not that of updates
         return False
     numbers = (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     if gradient.shape != variable.shape or not all(isinstance(one, float) for one in numbers):

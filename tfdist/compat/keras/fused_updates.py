@@ -20,11 +20,13 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 # 16-bit floats are rounded between Keras' operations, and not within one op.
 _DTYPES = (tf.float32, tf.float64)
+# what an update consists of; a class that has one of its own has to be asked for each variable
+_OF_AN_UPDATE = ("update_step", "assign", "assign_add", "assign_sub", "iterations")
 
 
 def let_update_in_one_pass(optimizer: Optimizer) -> None:
-    """Give one optimizer object an `update_step` of one op, if its class has the `update_step` of Keras' SGD."""
-    if type(optimizer).update_step is not SGD.update_step:
+    """Give one optimizer object an `update_step` of one op, if its class updates as Keras' SGD does."""
+    if not updates_as(optimizer, SGD):
         return
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -32,6 +34,11 @@ def let_update_in_one_pass(optimizer: Optimizer) -> None:
             SGD.update_step(optimizer, gradient, variable, learning_rate)
 
     vars(optimizer)["update_step"] = update_step
+
+
+def updates_as(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
+    """Return whether the class of an optimizer has the updates of a class of Keras'."""
+    return all(getattr(type(optimizer), name) is getattr(kind, name) for name in _OF_AN_UPDATE)
 
 
 def _updated(optimizer: SGD, gradient: Any, variable: Any, learning_rate: Any) -> bool:

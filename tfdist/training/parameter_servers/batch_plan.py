@@ -105,13 +105,13 @@ def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     return [(0, batch.rows, leaves)]
 
 
-def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Return index, examples and tensors of contiguous parts of a whole batch."""
+def cut_into(batch: Batch, parts: int, *, can_be_cut: bool = True) -> list[tuple[int, Any, list[Any]]]:
+    """Return index, examples and tensors of contiguous parts of a whole batch, or of all of it if it cannot be cut."""
     ((_, rows, leaves),) = present_parts(batch, 1)
     if not int(rows):
         return [(0, rows, leaves)]
     if parts > 1:
         for _, data in batch.layout.slices(batch.tensors):
             batch_rows.require_alike(data)
-    cut = batch_rows.parts_of(leaves, Shares.equal(parts).all)
+    cut = batch_rows.parts_of(leaves, Shares.equal(parts if can_be_cut else 1).all)
     return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]

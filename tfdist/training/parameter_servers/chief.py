@@ -465,7 +465,7 @@ def _rows_of(
             with step_clock().during(Phase.TRACE):
                 functions[key] = part_function.Prediction(model, chief.strategy, batch.layout, unseeded)
         function = functions[key]
-        for index, rows, leaves in cut_into(batch, max(1, scheduler.present) if function.can_be_cut else 1):
+        for index, rows, leaves in cut_into(batch, max(1, scheduler.present), can_be_cut=function.can_be_cut):
             counts = [tf.constant(index, tf.int32), tf.cast(rows, tf.int32), tf.cast(batch.rows, tf.int32)]
             tasks.append(submit(chief, model, function, counts, function.state(), leaves))
     with contextlib.closing(chief.first_outcomes(tasks, len(tasks))) as outcomes:
