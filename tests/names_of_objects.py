@@ -247,6 +247,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "planted.py": {},
     "tensorflow/steps/replica_services.py": {},
+    "tensorflow/steps/row_decisions.py": {},
     "tensorflow/whole_variable.py": {},
     "tensorflow/traced_uses.py": {
         "experimental_acd_manager": lambda: tf.Graph,
