@@ -19,9 +19,9 @@ def test_the_chiefs_host_is_lost_twice_the_second_time_for_good_and_one_step_at_
     optimized = {OPTIMIZED: "1"}  # as on the other host, where nothing is a fork of the tests
     run(forking, tmp_path, *STRATEGY, *resumable(tmp_path, "one host"), **optimized)
     hosts = ["--hosts", "one=127.0.0.1,two=127.0.0.2,three=127.0.0.3", "--ssh-command", f"'{another_host(shared)}'"]
-    passed = [option for name in (*QUIET, *THREADS, "SHARED") for option in ("--pass-env", name)]
+    passed = [option for name in (*QUIET, *THREADS, "SHARED", "EVENTS") for option in ("--pass-env", name)]
     script = [str(CASES / "losing_hosts.py"), *resumable(tmp_path, "three hosts")[1:-1], "1000"]  # no backup
-    variables = {"SHARED": str(shared), **optimized}
+    variables = {"SHARED": str(shared), "EVENTS": str(tmp_path / "events"), **optimized}
     events = run(forking, tmp_path, *STRATEGY, *hosts, *passed, "--max-restarts", "2", *script, **variables)
     assert (tmp_path / "three hosts.json").read_text() == (tmp_path / "one host.json").read_text()
     failures = [event["text"] for event in events if event["event"] == "failed"]

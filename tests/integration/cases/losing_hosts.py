@@ -2,12 +2,14 @@
 
 python losing_hosts.py RESULT BACKUP DATA SAVE_FREQ
 
-It does so once the host of worker 1 has a copy of the state before the last step. The first time the worker kills what
+It does so once the host of worker 1 has a copy of the state before the last step, and once the launcher has written to
+the file EVENTS, if that is in the environment, that all workers step: a host that dies tells nothing more. The first time the worker kills what
 acts for the agent on its host, whose guardian ends all the rest. Before the second death a file says that the host is
 gone, so that what stands for ssh reaches it no more; with MACHINES in the environment whoever sees that file ends it.
 """
 
 import glob
+import json
 import os
 import pathlib
 import signal
@@ -42,12 +44,26 @@ def wait_for_copy(step):
         time.sleep(0.005)
 
 
+def wait_for_event(file):
+    """Wait until the launcher has recorded that the workers of this start step."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        events = [json.loads(line) for line in pathlib.Path(file).read_text().splitlines(keepends=True) if "\n" in line]
+        if any(one["event"] == "stepping" and one["start"] == START for one in events):
+            return
+        if time.monotonic() > deadline:
+            sys.exit("the launcher does not see that the workers step")
+        time.sleep(0.005)
+
+
 class Losing(resumable.Spy):
     def on_train_batch_begin(self, batch, logs=None):
         super().on_train_batch_begin(batch, logs)
         if WORKER != "0" or len(STEPS) <= START or len(self.seen) != STEPS[START] + 1:
             return
         wait_for_copy(STEPS[START] - 1)
+        if "EVENTS" in os.environ:
+            wait_for_event(os.environ["EVENTS"])
         if START == 1:
             (SHARED / "one is gone").touch()
         if START == 0 or "MACHINES" not in os.environ:

@@ -16,6 +16,8 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.monitor.phases import Phase
+from tfdist.monitor.process_clock import step_clock
 from tfdist.training.checks import advice, row_mixing, step_probe, tried_step
 from tfdist.training.epoch import Layout
 
@@ -44,8 +46,11 @@ class Look:
         if not self._is_due:
             return
         self._is_due = False
-        suspects = row_mixing.suspects(self._model)
-        if suspects and self._workers.gather([int(mixes(self._model, self._strategy, layout))]).max():
+        if not (suspects := row_mixing.suspects(self._model)):
+            return
+        with step_clock().during(Phase.TRACE):  # it takes the time of a trace, and runs the user's code
+            found = mixes(self._model, self._strategy, layout)
+        if self._workers.gather([int(found)]).max():
             sentence = advice.of("layers", ", ".join(suspects), self._model)
             step_probe.warn_once(self._model, self._workers, sentence)
 
