@@ -2,10 +2,11 @@
 
 python losing_hosts.py RESULT BACKUP DATA SAVE_FREQ
 
-It does so once the host of worker 1 has a copy of the state before the last step, and once the launcher has written to
-the file EVENTS, if that is in the environment, that all workers step: a host that dies tells nothing more. The first time the worker kills what
-acts for the agent on its host, whose guardian ends all the rest. Before the second death a file says that the host is
-gone, so that what stands for ssh reaches it no more; with MACHINES in the environment whoever sees that file ends it.
+It does so once the host of worker 1 has a copy of the state before the last step, and the launcher has written to the
+file EVENTS, if that is in the environment, that all workers step: a host that dies tells nothing more. The first time
+the worker kills what acts for the agent on its host, whose guardian ends all the rest. Before the second death a file
+says that the host is gone, so that what stands for ssh reaches it no more; with MACHINES in the environment whoever
+sees that file ends it.
 """
 
 import glob
