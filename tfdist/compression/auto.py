@@ -15,6 +15,7 @@ from tfdist.compression.codecs.power_sgd import PowerSGD
 from tfdist.compression.codecs.quantized import QSGD, Natural
 from tfdist.compression.error_feedback import ErrorFeedback
 from tfdist.errors import ConfigError
+from tfdist.planner.meeting_interval import travel_seconds
 from tfdist.planner.planner_link import Link
 
 # Predictions are no better than this part of them: a network has a queue, and lets short messages pass at once.
@@ -84,8 +85,8 @@ class Measured:
 
     def latency_seconds(self, sent: float = 1.0) -> float:
         """Return the seconds that an all_reduce in which a member sends this many bytes takes besides those bytes."""
-        size = max(sent, 1.0) * self.members / (2 * (self.members - 1))
-        return max(self.link.all_reduce_seconds(size, self.members) - sent / self.link.bytes_per_second, 0.0)
+        taken = travel_seconds(self.link, max(sent, 1.0), self.members)
+        return max(taken - sent / self.link.bytes_per_second, 0.0)
 
 
 def is_like(link: Link, other: Link) -> bool:

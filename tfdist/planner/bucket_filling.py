@@ -1,5 +1,6 @@
 """The division of a step's tensors into buckets, which travel as one message each. Loads no TensorFlow."""
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -29,6 +30,17 @@ def filled(tensors: Mapping[int, tuple[Hashable, float]], bucket_bytes: float) -
         bucket.append(index)
         filling[kind] = (bucket, held + size)
     return buckets
+
+
+def filled_bytes(sizes: Mapping[int, float], bucket_bytes: float) -> list[tuple[int, float]]:
+    """Return the last index and the bytes of each bucket of tensors of one kind; those of no bytes are left out.
+
+    Example:
+        >>> filled_bytes({2: 16, 1: 0, 0: 8}, 16)
+        [(2, 16.0), (0, 8.0)]
+    """
+    buckets = filled({index: (None, size) for index, size in sizes.items() if size}, bucket_bytes)
+    return [(bucket[-1], math.fsum(sizes[index] for index in bucket)) for bucket in buckets]
 
 
 class RoomUnderWay:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tfdist import validation
-from tfdist.planner.bucket_filling import BUCKET_BYTES, filled
+from tfdist.planner.bucket_filling import BUCKET_BYTES, filled_bytes
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import LayerProfile, Profile
 from tfdist.planner.planner_link import Link
@@ -331,9 +331,8 @@ class Setting:
         first = next((one.parameter_bytes for one in layers if one.parameter_bytes), 0)  # ready when nothing is left
         if self.shards == 1:
             return max(needed - backward, link.all_reduce_seconds(first, stage.devices))
-        sizes = {place: ("", float(one.parameter_bytes)) for place, one in enumerate(layers) if one.parameter_bytes}
-        buckets = [math.fsum(sizes[place][1] for place in one) for one in filled(sizes, BUCKET_BYTES)]
-        gathered = math.fsum(link.gathering(one, stage.devices).seconds for one in buckets)
+        buckets = filled_bytes({place: one.parameter_bytes for place, one in enumerate(layers)}, BUCKET_BYTES)
+        gathered = math.fsum(link.gathering(one, stage.devices).seconds for _, one in buckets)
         reduced = [link.scattering(one, stage.devices).seconds for one in (size, first)]
         return max(reduced[0] - backward, reduced[1]) + gathered
 

@@ -150,9 +150,11 @@ def cost(
 
     The search of stages does not count waits for micro-batches to return. They hardly depend on where stages begin.
     """
-    seconds = step_time.predict(setting, stages).seconds
-    if not waits_for_returns:
-        seconds -= step_time.waiting_for_returns(setting, stages)
+    if waits_for_returns:
+        seconds = step_time.predict(setting, stages).seconds
+    else:
+        found = [step_time.parts(setting, one) for one in stages]
+        seconds = step_time.step_seconds(setting, found) + setting.fixed_seconds(len(stages))
     if objective == "time":
         return seconds
     return seconds / _HOUR * sum(one.devices * setting.kinds[one.kind].price for one in stages)

@@ -98,6 +98,8 @@ def waiting_for_returns(setting: Setting, stages: Sequence[Stage]) -> float:
     micro-batches that its schedule lets be under way from it on. So M micro-batches take at least k R and M - 1 - k w
     times the pace, with the largest k. Without a flush they never stop, and the pace is at least R / w.
     """
+    if setting.link.is_local:
+        return 0.0
     pace, behind, most = max(parts(setting, one).pace for one in stages), 0.0, 0.0
     devices, turns = 0, setting.microbatches - 1 if setting.flushes else setting.microbatches
     for stage in reversed(stages):
@@ -107,7 +109,7 @@ def waiting_for_returns(setting: Setting, stages: Sequence[Stage]) -> float:
         often = turns // room if setting.flushes else turns / room
         most = max(most, often * back + (turns - often * room) * pace)
         behind = back + math.fsum(setting.sending_seconds(stage.begin))
-    return 0.0 if setting.link.is_local else max(most - turns * pace, 0.0)
+    return max(most - turns * pace, 0.0)
 
 
 def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:

@@ -36,25 +36,25 @@ def tell_of_copies():
         time.sleep(0.005)
 
 
-def wait_for_copy(step):
-    """Wait until there is a copy of a state after so many steps at least."""
-    told, deadline = SHARED / f"copied {START}", time.monotonic() + SECONDS
-    while not told.exists() or int(told.read_text()) < step:
-        if time.monotonic() > deadline:
-            sys.exit("no copy has come")
-        time.sleep(0.005)
-
-
-def wait_for_event(file):
-    """Wait until the launcher has recorded that the workers of this start step."""
+def wait_until(is_so, otherwise):
+    """Wait until a function returns true, or end with a text."""
     deadline = time.monotonic() + SECONDS
-    while True:
-        events = [json.loads(line) for line in pathlib.Path(file).read_text().splitlines(keepends=True) if "\n" in line]
-        if any(one["event"] == "stepping" and one["start"] == START for one in events):
-            return
+    while not is_so():
         if time.monotonic() > deadline:
-            sys.exit("the launcher does not see that the workers step")
+            sys.exit(otherwise)
         time.sleep(0.005)
+
+
+def is_copied(step):
+    """Whether there is a copy of a state after so many steps at least."""
+    told = SHARED / f"copied {START}"
+    return told.exists() and int(told.read_text()) >= step
+
+
+def is_recorded(file):
+    """Whether the launcher has recorded that the workers of this start step."""
+    events = [json.loads(line) for line in pathlib.Path(file).read_text().splitlines(keepends=True) if "\n" in line]
+    return any(one["event"] == "stepping" and one["start"] == START for one in events)
 
 
 class Losing(resumable.Spy):
@@ -62,9 +62,9 @@ class Losing(resumable.Spy):
         super().on_train_batch_begin(batch, logs)
         if WORKER != "0" or len(STEPS) <= START or len(self.seen) != STEPS[START] + 1:
             return
-        wait_for_copy(STEPS[START] - 1)
+        wait_until(lambda: is_copied(STEPS[START] - 1), "no copy has come")
         if "EVENTS" in os.environ:
-            wait_for_event(os.environ["EVENTS"])
+            wait_until(lambda: is_recorded(os.environ["EVENTS"]), "the launcher does not see that the workers step")
         if START == 1:
             (SHARED / "one is gone").touch()
         if START == 0 or "MACHINES" not in os.environ:

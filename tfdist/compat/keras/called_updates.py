@@ -18,20 +18,13 @@ import tensorflow as tf
 from keras.optimizers import Adam, Optimizer
 from tensorflow.python.distribute.values import DistributedVariable
 
-from tfdist.compat.keras.fused_updates import copy_beside, is_whole, updates_as
+from tfdist.compat.keras.fused_updates import copy_beside, is_whole, let_try_first
 
 
 def let_call_updates(optimizer: Optimizer) -> None:
     """Give one optimizer object an `update_step` that calls a function, if its class updates as Keras' Adam does."""
-    if not updates_as(optimizer, Adam):
-        return
     traced: dict[Any, Any] = {}
-
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        if not _called(traced, optimizer, gradient, variable, learning_rate):
-            Adam.update_step(optimizer, gradient, variable, learning_rate)
-
-    vars(optimizer)["update_step"] = update_step
+    let_try_first(optimizer, Adam, lambda *given: _called(traced, optimizer, *given))
 
 
 def _called(traced: dict[Any, Any], optimizer: Optimizer, gradient: Any, variable: Any, learning_rate: Any) -> bool:

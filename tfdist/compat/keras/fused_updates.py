@@ -11,6 +11,7 @@ Private names, read in Keras 3.15.1 (`keras/src/optimizers/sgd.py`) and TensorFl
 - `DistributedVariable`: has a copy on each replica; an update receives a copy, its slots are not copies
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,19 +27,19 @@ _OF_AN_UPDATE = ("update_step", "assign", "assign_add", "assign_sub", "iteration
 
 def let_update_in_one_pass(optimizer: Optimizer) -> None:
     """Give one optimizer object an `update_step` of one op, if its class updates as Keras' SGD does."""
-    if not updates_as(optimizer, SGD):
+    let_try_first(optimizer, SGD, lambda *given: _updated(optimizer, *given))
+
+
+def let_try_first(optimizer: Optimizer, kind: type[Optimizer], updated: Callable[[Any, Any, Any], bool]) -> None:
+    """Let an optimizer call `updated`, and Keras' update if that returns False, if its class updates as ``kind``."""
+    if not all(getattr(type(optimizer), name) is getattr(kind, name) for name in _OF_AN_UPDATE):
         return
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        if not _updated(optimizer, gradient, variable, learning_rate):
-            SGD.update_step(optimizer, gradient, variable, learning_rate)
+        if not updated(gradient, variable, learning_rate):
+            kind.update_step(optimizer, gradient, variable, learning_rate)
 
     vars(optimizer)["update_step"] = update_step
-
-
-def updates_as(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
-    """Return whether the class of an optimizer has the updates of a class of Keras'."""
-    return all(getattr(type(optimizer), name) is getattr(kind, name) for name in _OF_AN_UPDATE)
 
 
 def _updated(optimizer: SGD, gradient: Any, variable: Any, learning_rate: Any) -> bool:

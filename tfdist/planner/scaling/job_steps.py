@@ -14,7 +14,7 @@ from functools import cached_property
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.planner.bucket_filling import BUCKET_BYTES, RoomUnderWay, filled
+from tfdist.planner.bucket_filling import BUCKET_BYTES, RoomUnderWay, filled_bytes
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, plans
 from tfdist.planner.layer_profile import Profile
@@ -187,9 +187,7 @@ class Job:
         """
         layers = list(enumerate(self.profile.layers))
         ordered = layers if is_forward else layers[::-1]
-        sizes = {place: ("", float(one.parameter_bytes)) for place, one in ordered if one.parameter_bytes}
-        each = filled(sizes, self.bucket_bytes)
-        return [(bucket[-1], math.fsum(sizes[place][1] for place in bucket)) for bucket in each]
+        return filled_bytes({place: one.parameter_bytes for place, one in ordered}, self.bucket_bytes)
 
     def exchanges(self) -> list[tuple[float, Transfer]]:
         """Return each exchange of a step's gradients in its order: when it may begin, and how long it takes.
