@@ -19,7 +19,7 @@
 #   make docs       the site, in site/
 #   make package    the wheel and the source distribution, in dist/, checked as a package index checks them
 #   make docker-lock  the requirements of the images, pinned and hashed anew
-#   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, half an hour;
+#   make docker-test  build the image `cpu` with buildah on a debootstrapped Debian, and run it; as root, ten minutes;
 #                     TARGET=gpu the image `gpu`, whose checks need no GPU
 #   make clean      remove what builds, tests and runs leave behind, and .venv
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.

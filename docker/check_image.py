@@ -1,7 +1,7 @@
 """Build an image with buildah on a debootstrapped Debian, run it with runc, and print the results.
 
     make docker-test              as root, on a machine with: apt-get install buildah debootstrap runc iproute2
-    make docker-test TARGET=gpu   the image `gpu`, here without a GPU; it takes 30 GB of disk
+    make docker-test TARGET=gpu   the image `gpu`, here without a GPU; it takes 15 GB of disk
 
 A failed check ends it with code 1. The base, the layers and Horovod are kept in --folder for the next time.
 """

@@ -105,12 +105,17 @@ def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
         vars(module)["subprocess"] = replacement
 
 
-def forked_server() -> ForkServer | None:
-    """Fork a server of forks for the processes that this one starts; return None in those."""
+def forked_server(*, leads: bool = True) -> ForkServer | None:
+    """Fork a server of forks for the processes that this one starts; return None in those.
+
+    It leads a session, unless this process may be killed while another one forks, which then adopts the server: the
+    guard of the tests takes the session of such an orphan for the sign that no test has started it.
+    """
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         ours.close()
-        os.setsid()
+        if leads:
+            os.setsid()
         forking.fork_workers(theirs)
         return None
     theirs.close()
@@ -267,7 +272,7 @@ def with_tasks_in_forks(run: Callable[[], None]) -> None:
     """Run something whose chief starts its own tasks."""
     from tfdist.jobs.placement import local_tasks
 
-    if (server := forked_server()) is None:
+    if (server := forked_server(leads=False)) is None:
         return
     replace_subprocess(Tasks(server), local_tasks)
     try:
