@@ -53,6 +53,7 @@ NUMBERED: dict[str, tuple[str, ...]] = {
     "dropout": ("mirrored-3", "ring-3"),
     "generative_adversarial_network": ("mirrored-3", "ring-3"),
     "predict": ("mirrored-3", "sharded-2"),
+    "shuffle_once_each": ("mirrored-3", "sharded-2"),
     "loss_scale_bad_replica": ("parameter-server-2", "multi-worker-2x2"),
     "accumulation_in_float16_with_a_bad_replica": ("multi-worker-2x2", MESH),
     "sparse_gradients_clipped": ("parameter-server-2", "multi-worker-2x2"),

@@ -259,7 +259,7 @@ class Seen(keras.metrics.Metric):
         self.count.assign_add(ops.cast(ops.shape(y_true)[0], "float32"))
 
     def result(self) -> Any:
-        return self.count * 1.0
+        return self.count
 
 
 class LargestError(F1):

@@ -80,3 +80,10 @@ class OwnApply(keras.optimizers.SGD):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         super().apply([grad * 2 for grad in grads], trainable_variables)
+
+
+class OwnPairs(keras.optimizers.SGD):
+    """Has the gradients of all variables, with the variables, at once."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        return super().apply_gradients([(grad * 2, variable) for grad, variable in grads_and_vars])

@@ -98,8 +98,7 @@ def updates_elements(optimizer: Optimizer) -> bool:
 def takes_gradients_as_they_come(optimizer: Optimizer) -> bool:
     """Return whether an optimizer hands each gradient to its variable's update and looks at it nowhere else."""
     looks = clips(optimizer) or optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor is not None
-    looks = looks or bool(own_methods(optimizer))
-    return not inner_optimizers(optimizer) and not looks
+    return not (inner_optimizers(optimizer) or looks or _sees_all_gradients(optimizer))
 
 
 def is_horovods(optimizer: Any) -> bool:
@@ -140,14 +139,10 @@ def has_own_updates(optimizer: Optimizer) -> bool:
     return any(not type(one).__module__.startswith(_KNOWN) for one in chain(optimizer))
 
 
-def own_methods(optimizer: Optimizer) -> list[str]:
-    """Return the names of methods of a user's class that see all gradients of an update."""
-    every = [(one, name) for one in chain(optimizer) for name in ("apply", "apply_gradients", "stateless_apply")]
-    return [f"{type(one).__name__}.{name}" for one, name in every if not _module(one, name).startswith(_KNOWN)]
-
-
-def _module(optimizer: Optimizer, name: str) -> str:
-    return str(getattr(getattr(type(optimizer), name), "__module__", ""))
+def _sees_all_gradients(optimizer: Optimizer) -> bool:
+    """Return whether a user's class has a method of its own that is given all gradients of an update."""
+    methods = [getattr(type(one), name) for one in chain(optimizer) for name in ("apply", "apply_gradients")]
+    return any(not str(getattr(method, "__module__", "")).startswith(_KNOWN) for method in methods)
 
 
 def own_clip(optimizer: Optimizer, gradients: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ public method is between `apply` and `update_step`:
 - `_trainable_variables`, `_iterations`, `_learning_rate`, `_var_key`: its variables, and the key of one
 - `_all_reduce_sum_gradients`: see `optimizer.py`
 - `_trackable_children`: lets `tf.train.Checkpoint` reach one worker's part
-- `_backend_apply_gradients`: only looked up, in case a class has its own
+- `_backend_apply_gradients`, `_backend_update_step`: only looked up, in case a class has its own
 """
 
 import contextlib
@@ -27,6 +27,11 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfdist.errors import UnsupportedError
 
 _MAKES_PARTS = "tfdist_makes_parts"
+#: the methods that see gradients of several variables
+_AROUND_UPDATES = (
+    *("apply", "apply_gradients", "_backend_apply_gradients", "_backend_update_step"),
+    *("_clip_gradients", "_apply_weight_decay"),
+)
 
 
 class Updates(Protocol):
@@ -166,11 +171,12 @@ def update_whole(optimizer: Optimizer, pair: tuple[Any, Any], learning_rate: Any
 
 def require_update_step_alone(optimizer: Optimizer, *, because: str, instead: str) -> None:
     """Raise if a class of one's own does more between `apply` and `update_step` than Keras' optimizers do."""
-    if _is_changed_around_updates(optimizer):
+    if method := _changed_around_updates(optimizer):
         raise UnsupportedError(
-            f"the optimizer {type(optimizer).__name__!r} has an `apply` of its own, which may look at gradients of "
+            f"the optimizer {type(optimizer).__name__!r} has its own `{method}`, which may look at gradients of "
             f"several variables together, and {because}. Override `update_step` alone, or take {instead}.",
             name=type(optimizer).__name__,
+            received=method,
         )
 
 
@@ -178,19 +184,23 @@ def require_no_generator(optimizer: Optimizer, *, because: str, instead: str) ->
     """Raise if an optimizer of one's own draws from a generator, whose draws follow the order of all updates."""
     held = [name for name, one in vars(optimizer).items() if isinstance(one, SeedGenerator)]
     if held and is_of_ones_own(optimizer):
-        raise UnsupportedError(
-            f"the optimizer {type(optimizer).__name__!r} keeps the generator of random numbers {held[0]!r}: {because}. "
-            "Draw by tf.random.stateless_normal or another stateless function, with a seed of optimizer.iterations and "
-            f"of a number for the variable, or take {instead}.",
-            name=type(optimizer).__name__,
-            received=held[0],
-        )
+        raise draws_refused(optimizer, held[0], because=because, instead=instead)
 
 
-def _is_changed_around_updates(optimizer: Optimizer) -> bool:
-    names = ("apply", "_backend_apply_gradients", "_backend_update_step", "_clip_gradients", "_apply_weight_decay")
+def draws_refused(optimizer: Optimizer, source: str, *, because: str, instead: str) -> UnsupportedError:
+    """Return the error for an optimizer that draws random numbers where a process updates a part of the weights."""
+    return UnsupportedError(
+        f"the optimizer {type(optimizer).__name__!r} draws random numbers from {source!r}, and {because}. Draw by "
+        "tf.random.stateless_normal or another stateless function, with a seed of optimizer.iterations and of a number "
+        f"for the variable, or take {instead}.",
+        name=type(optimizer).__name__,
+        received=source,
+    )
+
+
+def _changed_around_updates(optimizer: Optimizer) -> str | None:
     known = next(one for one in type(optimizer).__mro__ if one.__module__.split(".")[0] in ("keras", "tfdist"))
-    return any(getattr(type(optimizer), name) is not getattr(known, name) for name in names)
+    return next((one for one in _AROUND_UPDATES if getattr(type(optimizer), one) is not getattr(known, one)), None)
 
 
 def is_of_ones_own(optimizer: Optimizer) -> bool:

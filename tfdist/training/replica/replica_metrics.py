@@ -88,10 +88,10 @@ class Totals:
                 variable.assign(tf.where(self._current.rows > 0, variable.value, self._before[id(variable)]))
 
     def over(self, sums: list[tf.Tensor], ask: Callable[[], Any]) -> Any:
-        """Return the result of ``ask`` while the variables have these values."""
+        """Return the result of ``ask`` while the variables have these values, also of a variable that is a result."""
         values = list(zip(self.variables, sums, strict=False))
         with self._current.own_results(), keras.StatelessScope(state_mapping=values):
-            return ask()
+            return tf.nest.map_structure(lambda one: one.value if isinstance(one, keras.Variable) else one, ask())
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         value = tf.convert_to_tensor(variable.value)
