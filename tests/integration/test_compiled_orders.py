@@ -39,7 +39,7 @@ def test_mixtures_are_those_of_numpy_and_of_plain_python(compiled: CompiledOrder
     length = epoch_length(phases, sizes, stop, examples)
     schedule = Schedule(phases) if stop == "never" else Schedule(phases, length)
     ways = [
-        Mixed(schedule, [Full(size) for size in sizes], stop, length, "x", compiled=one) for one in (None, compiled)
+        Mixed(schedule, [Full(size, compiled=one) for size in sizes], stop, length, "x") for one in (None, compiled)
     ]
     for epoch in (0, 3):
         whole, found = (order.ids(seed=5, epoch=epoch, positions=np.arange(length)) for order in ways)

@@ -161,21 +161,12 @@ class Mixed:
     """Examples of several sources, each with an order of its own, in the shares of a schedule.
 
     `stop` is "first" or "all": each epoch begins with an order of its own for each source. Or it is "never": an epoch
-    has `examples` positions, and the next one continues in each source. ``compiled`` computes the same ids, and faster.
+    has `examples` positions, and the next one continues in each source.
     """
 
     is_permutation = False
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        orders: Sequence[Order],
-        stop: str,
-        examples: int,
-        name: str,
-        *,
-        compiled: CompiledOrders | None = None,
-    ) -> None:
+    def __init__(self, schedule: Schedule, orders: Sequence[Order], stop: str, examples: int, name: str) -> None:
         self.examples = examples
         self.name = name
         self._schedule = schedule
@@ -184,10 +175,10 @@ class Mixed:
         self._runs_on = stop == "never"
         met = schedule.met(examples)
         self._laps = [max(1, -(-int(turns) // max(1, o.examples))) for turns, o in zip(met, orders, strict=True)]
-        self._compiled = compiled
         self._full = [one for one in orders if isinstance(one, Full)]
+        self._compiled = self._full[0].compiled if self._full else None
         is_known = len(self._full) == len(orders) <= 1 << _SHORT_BITS
-        self._compiled_run = compiled if is_known else None
+        self._compiled_run = self._compiled if is_known else None
 
     def frequencies(self) -> NDArray[np.float64]:
         """Return the frequency of each example of the sources in the long run; all add up to 1."""

@@ -214,7 +214,7 @@ def _order(
     manifest: Manifest,
     order: Any,
     label: str | tuple[str, ...] | None,
-    compiled: CompiledOrders | None = None,
+    compiled: CompiledOrders | None,
 ) -> epoch_orders.Order:
     """Return the order of those examples of a view that a manifest has; the others were appended later."""
     if view.mixture is None:
@@ -229,7 +229,7 @@ def _order(
             received=validation.shown(order),
         )
     orders = [_order_of(view, manifest, size, order, label, compiled) for size in view.mixture.sizes.values()]
-    mixed = view.mixture.order(orders, compiled)
+    mixed = view.mixture.order(orders)
     return mixed if view.ids is None else mixtures.Chosen(mixed, view.ids)
 
 
@@ -244,7 +244,7 @@ def _order_of(
     count: int,
     order: Any,
     label: str | tuple[str, ...] | None,
-    compiled: CompiledOrders | None = None,
+    compiled: CompiledOrders | None,
 ) -> epoch_orders.Order:
     if isinstance(order, Mapping):
         names = view.examples.schema[label].names if isinstance(label, str) and label in view.examples.schema else ()

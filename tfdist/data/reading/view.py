@@ -22,7 +22,6 @@ from tfdist.data.format.data_manifest import Manifest, read_manifest
 from tfdist.data.order.epoch_orders import Order
 from tfdist.data.order.mixtures import Mixed, Schedule
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.native.compiled_orders import CompiledOrders
 from tfdist.storage.directory import Storage, storage
 
 Source = Any  # a path, a URL, a list of them, `Examples` or a `View`
@@ -38,10 +37,10 @@ class Mixture:
     examples: int
     name: str
 
-    def order(self, orders: Sequence[Order], compiled: CompiledOrders | None = None) -> Order:
+    def order(self, orders: Sequence[Order]) -> Order:
         """Return the order of the mixture, from the orders of its sources."""
         inner = ",".join(dict.fromkeys(order.name for order in orders))
-        return Mixed(self.schedule, orders, self.stop, self.examples, f"mix:{inner}:{self.name}", compiled=compiled)
+        return Mixed(self.schedule, orders, self.stop, self.examples, f"mix:{inner}:{self.name}")
 
 
 class View:
