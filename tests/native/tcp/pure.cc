@@ -141,6 +141,12 @@ void check_agreement() {
   agreement.end(7);
   require(agreement.hear(1, 7, sum, true) == sum, "who waits is told that it is done");
   require(!agreement.hear(1, 7, sum, false), "an answer is not answered");
+  const Doing rows{signature(What::kAllGather, DType::kUint8, Op::kSum, 0), 20};
+  const Doing even{signature(What::kAllGather, DType::kUint8, Op::kSum, kEvenRows), 20};
+  const std::string& said = agreement.begin(8, even, {0, 1})->difference;
+  agreement.hear(1, 8, rows, true);
+  const auto says = [&said](const Doing& one) { return said.find("runs " + described(one)) != std::string::npos; };
+  require(says(rows) && says(even) && described(even) != described(rows), "gathers of equal rows are another kind: " + said);
 }
 
 // A send buffer is left to the kernel, or holds more than the kernel lets one grow to.
