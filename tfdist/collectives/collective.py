@@ -66,12 +66,14 @@ class Collective(Protocol):
             UnsupportedError: the dtype has no sum, minimum or maximum.
         """
 
-    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, *, key: str, equal_rows: bool = False) -> tf.Tensor:
         """Return the rows of all members, in the order of their ranks.
 
         Args:
             tensor: numbers or bools, shape (rows, ...); members may have different numbers of rows.
             key: see `all_reduce`.
+            equal_rows: whether all members have the same number of rows. Then backends need not exchange the numbers,
+                which takes a latency. All members pass the same value.
         Raises:
             ConfigError: the tensor is a scalar, which has no rows.
             UnsupportedError: the tensor holds text.

@@ -163,9 +163,10 @@ class TracedCollective:
         is_rows = isinstance(value, tf.IndexedSlices) and (keep_duplicate_indices or not _is_small_table(value))
         return value if is_rows else tf.convert_to_tensor(value)
 
-    def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, label: str = "", *, equal_rows: bool = False) -> tf.Tensor:
         """Return the rows of all members in the members' order; only the numbers of rows may differ."""
-        return self._moved("all_gather", tensor, label, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+        shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
+        return self._moved("all_gather", tensor, label, shape, equal_rows=equal_rows)
 
     def reduce_scatter(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of the sum of the rows, see `Collective.reduce_scatter`."""

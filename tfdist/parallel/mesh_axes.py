@@ -49,9 +49,13 @@ class Axes:
         if collective.size == 1:
             return tensor
         self._require_side_by_side(axis, label)
-        with self._waits(f"the gathering of {label}, which every worker has to ask for,"):
-            whole = _by_rows(lambda rows: collective.all_gather(rows, f"{label} along {axis}"), tensor, dim)
         shape = tensor.shape.as_list()
+        with self._waits(f"the gathering of {label}, which every worker has to ask for,"):
+            whole = _by_rows(
+                lambda rows: collective.all_gather(rows, f"{label} along {axis}", equal_rows=shape[dim] is not None),
+                tensor,
+                dim,
+            )
         shape[dim] = None if shape[dim] is None else shape[dim] * collective.size
         return tf.ensure_shape(whole, shape)
 

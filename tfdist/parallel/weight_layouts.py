@@ -225,7 +225,7 @@ class ElementLayout(PartLayout):
         what = f"the gathering of {self.label}"
         asked = f"{what}, which every worker has to ask for,"
         with self._waiting(asked) if tf.executing_eagerly() else tf.name_scope(""):
-            rows = self._traced.all_gather(self._stretch.padded(part), what)
+            rows = self._traced.all_gather(self._stretch.padded(part), what, equal_rows=True)
         return self._stretch.joined(tf.reshape(rows, [self._traced.size, self._stretch.width]))
 
     def cut(self, whole: Any) -> Any:

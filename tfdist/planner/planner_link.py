@@ -164,12 +164,8 @@ class Link:
         return Transfer(line, self._arrival_seconds(size / devices))
 
     def gathering(self, size: float, devices: int) -> Transfer:
-        """Return an all_gather to this many bytes on each device, of equal parts.
-
-        Straight to each other, devices first send the numbers of their rows, for which memory is then made.
-        """
-        half = self.scattering(size, devices)
-        return Transfer(half.line, half.late + self.latency_seconds) if half.late else half
+        """Return an all_gather to this many bytes on each device, of equal parts: as many as a reduce_scatter sends."""
+        return self.scattering(size, devices)
 
     def _goes_around(self, size: float, devices: int) -> bool:
         """Return whether the second half of a direct sum goes around a ring, where connections do not share a line."""

@@ -151,8 +151,8 @@ def results_of(
         ):
             yield f"{op} {dtype} {shape}", got, reduced(op, of_all(shape))
     yield from extremes_of(own, dtype)
-    for rows in ([0] * size, [7 - 3 * r for r in range(size)])[least:]:
-        got = own.all_gather(mine([rows[rank], 3]), key=f"gather {dtype} {rows}")
+    for rows in ([0] * size, [5] * size, [7 - 3 * r for r in range(size)])[least:]:
+        got = own.all_gather(mine([rows[rank], 3]), key=f"gather {dtype} {rows}", equal_rows=len(set(rows)) == 1)
         yield f"gather {dtype} {rows}", got, np.concatenate([value(r, [rows[r], 3], dtype) for r in range(size)])
     for shape in SHAPES[1::2][least:]:
         got = own.reduce_scatter(mine(shape), key=f"scatter {dtype} {shape}")

@@ -205,9 +205,9 @@ class Counting(TracedCollective):
         self._count("reduce_scatter", _bytes(tensor) * (self.size - 1) / self.size)
         return super().reduce_scatter(tensor, label)
 
-    def all_gather(self, tensor: Any, label: str = "") -> Any:
+    def all_gather(self, tensor: Any, label: str = "", *, equal_rows: bool = False) -> Any:
         self._count("all_gather", _bytes(tensor) * (self.size - 1))
-        return super().all_gather(tensor, label)
+        return super().all_gather(tensor, label, equal_rows=equal_rows)
 
     def _count(self, kind: str, count: float) -> None:
         self.sent[kind] = self.sent.get(kind, 0) + round(count)

@@ -18,8 +18,8 @@ std::unique_ptr<Operation> Case::far(Engine& engine) {
     return far_all_reduce(hosts, id, pieces, DType::kFloat32, Op::kSum);
   }
   if (kind == 1) return far_reduce_scatter(hosts, id, from, into, begins, DType::kFloat32, Op::kSum);
-  if (kind == 2) {
-    return far_all_gather(hosts, id, from, in.size(), 4,
+  if (kind == 2 || kind == 5) {  // of unequal rows, and of equal ones
+    return far_all_gather(hosts, id, from, in.size(), 4, kind == 5,
                           [this](std::uint64_t) { return reinterpret_cast<char*>(out.data()); });
   }
   if (kind == 3) return far_broadcast(hosts, id, from, into, count * 4, key % ranks.size());
@@ -36,7 +36,7 @@ void run_cases(Engine& engine, int members, int rounds, std::size_t largest) {
       const auto& group = groups[chosen];
       const std::size_t sizes[] = {0, 1, 13, 1021, 1024, 1025, 40013, same() % largest};
       const std::size_t count = sizes[same() % 8];
-      const int kind = static_cast<int>(same() % 5);
+      const int kind = static_cast<int>(same() % 6);
       if (std::find(group.begin(), group.end(), engine.rank()) == group.end()) continue;
       cases.push_back(std::make_unique<Case>(group, engine.rank(), 100 * chosen + i + 1, kind, count));
     }

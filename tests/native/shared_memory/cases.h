@@ -95,9 +95,13 @@ struct Case {
       }
     } else if (kind == 3) {
       for (std::size_t i = 0; i < count; ++i) wanted.push_back(value(ranks[key % n], i, key));
-    } else {
+    } else if (kind == 4) {
       for (const int other : ranks) {
         for (std::size_t i = begin; i < end; ++i) wanted.push_back(value(other, i, key));
+      }
+    } else {
+      for (const int other : ranks) {
+        for (std::size_t i = 0; i < count; ++i) wanted.push_back(value(other, i, key));
       }
     }
     out.resize(wanted.size());
@@ -117,7 +121,7 @@ struct Case {
       return shared_all_reduce(place, id, pieces, DType::kFloat32, Op::kSum);
     }
     if (kind == 1) return shared_reduce_scatter(place, id, from, into, begins, DType::kFloat32, Op::kSum);
-    if (kind == 2) {
+    if (kind == 2 || kind == 5) {
       return shared_all_gather(place, id, from, in.size(), 4, [this](std::uint64_t rows) {
         if (rows != out.size()) complain("the rows of an all_gather");
         return reinterpret_cast<char*>(out.data());

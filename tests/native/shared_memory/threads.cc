@@ -73,7 +73,7 @@ void hosts(int rounds) {
       if (!sums.wait().empty() || large.out != large.wanted) complain("a sum in several ranges");
       std::vector<char> rows(members);
       Results results;
-      engine.submit(far_all_gather(engine.hosts(ranks), engine.next_id(999), "r", 1, 1,
+      engine.submit(far_all_gather(engine.hosts(ranks), engine.next_id(999), "r", 1, 1, false,
                                    [&](std::uint64_t) { return engine.rank() == 0 ? nullptr : rows.data(); }),
                     ranks, results.next());
       const std::string said = results.wait();

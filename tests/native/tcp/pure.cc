@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "../../../tfdist/native/collectives/agreement.h"
 #include "../../../tfdist/native/collectives/cost.h"
+#include "../../../tfdist/native/collectives/socket.h"
 #include "members.h"
 
 namespace tfdist::collectives::checks {
@@ -139,11 +141,32 @@ void check_agreement() {
   agreement.end(7);
   require(agreement.hear(1, 7, sum, true) == sum, "who waits is told that it is done");
   require(!agreement.hear(1, 7, sum, false), "an answer is not answered");
+  const Doing rows{signature(What::kAllGather, DType::kUint8, Op::kSum, 0), 20};
+  const Doing even{signature(What::kAllGather, DType::kUint8, Op::kSum, kEvenRows), 20};
+  const std::string& said = agreement.begin(8, even, {0, 1})->difference;
+  agreement.hear(1, 8, rows, true);
+  const auto says = [&said](const Doing& one) { return said.find("runs " + described(one)) != std::string::npos; };
+  require(says(rows) && says(even) && described(even) != described(rows), "gathers of equal rows are another kind: " + said);
+}
+
+// A send buffer is left to the kernel, or holds more than the kernel lets one grow to.
+void check_send_buffers() {
+  const auto held = [](const Descriptor& of) {
+    int bytes = 0;
+    socklen_t size = sizeof bytes;
+    return getsockopt(of.get(), SOL_SOCKET, SO_SNDBUF, &bytes, &size) == 0 ? bytes : 0;
+  };
+  const Descriptor untouched(socket(AF_INET, SOCK_STREAM, 0)), configured(socket(AF_INET, SOCK_STREAM, 0));
+  configure(configured);
+  int least = 0, first = 0, most = 0;
+  std::ifstream("/proc/sys/net/ipv4/tcp_wmem") >> least >> first >> most;
+  require(held(configured) == held(untouched) || held(configured) > most, "a send buffer is not made smaller");
 }
 
 }  // namespace
 
 void check_pure() {
+  check_send_buffers();
   check_agreement();
   check_digests();
   check_trees();

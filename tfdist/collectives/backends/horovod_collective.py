@@ -89,7 +89,7 @@ class HorovodCollective:
         self._side_effect.after(totals[0])
         return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
 
-    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, *, key: str, equal_rows: bool = False) -> tf.Tensor:
         tensor = collective.require_rows(tensor)
         carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:

@@ -28,7 +28,7 @@ class LocalCollective:
             wire_dtypes.require_op(tensor.dtype, op)
         return tensors
 
-    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, *, key: str, equal_rows: bool = False) -> tf.Tensor:
         return collective.require_rows(wire_dtypes.copyable(tensor))
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:

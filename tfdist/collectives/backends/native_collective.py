@@ -107,12 +107,13 @@ class NativeCollective:
         totals = base.by_dtype([tensor for tensor, _ in carried], reduced)
         return [restore(total) for total, (_, restore) in zip(totals, carried, strict=True)]
 
-    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, *, key: str, equal_rows: bool = False) -> tf.Tensor:
         tensor = base.require_rows(wire_dtypes.copyable(tensor))
         if self.size == 1:
             return tensor
-        rows = self._run("all_gather", key, tensor=tensor)
-        return tf.ensure_shape(rows, [None, *tensor.shape[1:]])
+        rows = self._run("all_gather", key, int(equal_rows), tensor=tensor)
+        count = self.size * tensor.shape[0] if equal_rows and tensor.shape[0] is not None else None
+        return tf.ensure_shape(rows, [count, *tensor.shape[1:]])
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         tensor = base.require_rows(wire_dtypes.copyable(tensor))

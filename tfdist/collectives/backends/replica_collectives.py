@@ -120,10 +120,10 @@ class TwoLevelCollective:
         handed = self._local.broadcast_all(totals, key=f"{key} of all")
         return [tf.cast(total, dtype) for total, dtype in zip(handed, dtypes, strict=True)]
 
-    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, *, key: str, equal_rows: bool = False) -> tf.Tensor:
         rows = self._local.all_gather(tensor, key=f"{key} in the process")
         # that the others of the process have no rows then is how many there are told to them
-        rows = self._between.all_gather(rows, key=key) if self._leads else rows[:0]
+        rows = self._between.all_gather(rows, key=key, equal_rows=equal_rows) if self._leads else rows[:0]
         return self._local.all_gather(rows, key=f"{key} of all")
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:

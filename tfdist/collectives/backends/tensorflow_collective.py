@@ -90,7 +90,7 @@ class TensorFlowCollective:
             wire_dtypes.require_op(tensor.dtype, op)
         return self._run(("all_reduce", key, op), lambda given: self._reduced(given, key, op), tensors)
 
-    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, *, key: str, equal_rows: bool = False) -> tf.Tensor:
         tensor = collective.require_rows(wire_dtypes.copyable(tensor))
         return self._run(("all_gather", key), lambda given: [self._gathered(given[0], key)], [tensor])[0]
 

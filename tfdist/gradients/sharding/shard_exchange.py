@@ -104,7 +104,7 @@ def assign_wholes(
 def _send_stretches(traced: TracedCollective, values: list[Any], parts: list[Any], label: str) -> list[Any]:
     mine = joined([part.padded(value) for value, part in zip(values, parts, strict=True)])
     widths = [part.width for part in parts]
-    rows = tf.reshape(traced.all_gather(mine, label), [traced.size, sum(widths)])
+    rows = tf.reshape(traced.all_gather(mine, label, equal_rows=True), [traced.size, sum(widths)])
     pieces = tf.split(rows, widths, axis=1) if len(parts) > 1 else [rows]
     return [part.joined(piece) for piece, part in zip(pieces, parts, strict=True)]
 

@@ -310,34 +310,35 @@ std::unique_ptr<Operation> far_all_to_all(Hosts hosts, std::uint64_t id, const c
 }
 
 std::unique_ptr<Operation> far_all_gather(Hosts hosts, std::uint64_t id, const char* from, std::size_t rows,
-                                          std::size_t row_bytes, Allocate allocate) {
+                                          std::size_t row_bytes, bool is_even, Allocate allocate) {
   const auto shared = std::make_shared<Hosts>(std::move(hosts));
-  const auto counts = std::make_shared<std::vector<std::uint64_t>>(shared->ranks.size());
-  const Doing doing{signature(What::kAllGather, DType::kUint8, Op::kSum, 0), row_bytes};
+  const auto counts = std::make_shared<std::vector<std::uint64_t>>(shared->ranks.size(), rows);
+  const Doing doing{signature(What::kAllGather, DType::kUint8, Op::kSum, is_even ? kEvenRows : 0),
+                    is_even ? rows * row_bytes : row_bytes};
   const std::uint64_t number = number_of(id, doing);
-  std::vector<Steps::Step> steps = {
-      [=] {
-        (*counts)[shared->me] = rows;
-        return all_gather(call_of(*shared, part_of(number, 1)), counts->data(),
-                          std::vector<std::size_t>(counts->size(), sizeof(std::uint64_t)));
-      },
-      [=]() -> std::unique_ptr<Operation> {
-        std::uint64_t total = 0;
-        std::vector<std::size_t> bytes;
-        std::size_t mine = 0;
-        for (std::size_t i = 0; i < counts->size(); ++i) {
-          if (i == shared->me) mine = total * row_bytes;
-          total += (*counts)[i];
-          bytes.push_back((*counts)[i] * row_bytes);
-        }
-        char* into = allocate(total);
-        if (into == nullptr && total * row_bytes > 0) {
-          return std::make_unique<Failed>("no memory for " + std::to_string(total * row_bytes) + " bytes");
-        }
-        copy(into + mine, from, rows * row_bytes);
-        return all_gather(call_of(*shared, part_of(number, 2)), into, bytes);
-      },
-  };
+  std::vector<Steps::Step> steps;
+  if (!is_even) {
+    steps.push_back([=] {
+      return all_gather(call_of(*shared, part_of(number, 1)), counts->data(),
+                        std::vector<std::size_t>(counts->size(), sizeof(std::uint64_t)));
+    });
+  }
+  steps.push_back([=]() -> std::unique_ptr<Operation> {
+    std::uint64_t total = 0;
+    std::vector<std::size_t> bytes;
+    std::size_t mine = 0;
+    for (std::size_t i = 0; i < counts->size(); ++i) {
+      if (i == shared->me) mine = total * row_bytes;
+      total += (*counts)[i];
+      bytes.push_back((*counts)[i] * row_bytes);
+    }
+    char* into = allocate(total);
+    if (into == nullptr && total * row_bytes > 0) {
+      return std::make_unique<Failed>("no memory for " + std::to_string(total * row_bytes) + " bytes");
+    }
+    copy(into + mine, from, rows * row_bytes);
+    return all_gather(call_of(*shared, part_of(number, 2)), into, bytes);
+  });
   return declared(*shared, id, doing, std::make_unique<Steps>(std::move(steps)));
 }
 

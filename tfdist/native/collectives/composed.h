@@ -33,8 +33,9 @@ std::unique_ptr<Operation> far_reduce_scatter(Hosts hosts, std::uint64_t id, con
                                               const std::vector<std::size_t>& begins, DType dtype, Op op);
 std::unique_ptr<Operation> far_all_to_all(Hosts hosts, std::uint64_t id, const char* from, char* into,
                                           const std::vector<std::size_t>& begins);
+// `is_even`: every member has as many rows; then their numbers are not exchanged, which takes a latency.
 std::unique_ptr<Operation> far_all_gather(Hosts hosts, std::uint64_t id, const char* from, std::size_t rows,
-                                          std::size_t row_bytes, Allocate allocate);
+                                          std::size_t row_bytes, bool is_even, Allocate allocate);
 std::unique_ptr<Operation> far_broadcast(Hosts hosts, std::uint64_t id, const char* from, char* into, std::size_t bytes,
                                          std::size_t root);
 std::unique_ptr<Operation> far_send(Hosts hosts, std::uint64_t id, const char* from, std::size_t bytes);

@@ -36,7 +36,7 @@ bool ok(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
 struct Kernel {
   std::int64_t engine = 0;    // below 0: a replica
   std::int64_t key = 0;
-  std::int64_t argument = 0;  // the reduction, or the root
+  std::int64_t argument = 0;  // the reduction, the root, or whether all members have as many rows
   std::vector<int> ranks;
   bool ordered = false;  // behind its tensors it takes a resource
 };
@@ -356,7 +356,7 @@ void all_gather(const std::shared_ptr<Execution>& call) {
   }
   const std::uint64_t id = call->id();
   if (call->is_near()) call->submit(shared_all_gather(call->place(), id, from, count, rows.bytes, allocate));
-  else call->submit(far_all_gather(call->hosts(), id, from, count, rows.bytes, allocate));
+  else call->submit(far_all_gather(call->hosts(), id, from, count, rows.bytes, call->kernel().argument == 1, allocate));
 }
 
 void broadcast(const std::shared_ptr<Execution>& call) {

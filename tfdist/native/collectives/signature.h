@@ -13,6 +13,9 @@ namespace tfdist::collectives {
 
 enum class What : std::uint8_t { kAllReduce, kReduceScatter, kAllToAll, kAllGather, kBroadcast, kSend };
 
+// In the place of a root: an all_gather in which every member has as many rows.
+constexpr std::size_t kEvenRows = 1;
+
 constexpr std::uint64_t signature(What kind, DType dtype, Op op, std::size_t root) {
   return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16 |
          static_cast<std::uint64_t>(root) << 32;
@@ -39,7 +42,9 @@ inline std::string described(const Doing& doing) {
     text += std::string(" (") + ops[(doing.signature >> 16 & 0xff) % 3] + ", " + dtypes[(doing.signature >> 8 & 0xff) % 13] + ")";
   }
   if (kind == What::kBroadcast) text += " from member " + std::to_string(doing.signature >> 32);
-  return text + (kind == What::kAllGather ? " of rows of " : " of ") + std::to_string(doing.size) + " bytes";
+  const bool is_uneven = kind == What::kAllGather && doing.signature >> 32 != kEvenRows;
+  text += (is_uneven ? " of rows of " : " of ") + std::to_string(doing.size) + " bytes";
+  return text + (kind == What::kAllGather && !is_uneven ? " from each member" : "");
 }
 
 // The error of members that run different operations under one number; the same whoever finds it out.
