@@ -15,7 +15,7 @@ TABLE = {
     "too few devices": ("ConfigError", "replicas_per_worker is 2", "1 CPU device", "use_logical_cpus(2)"),
     "batch of none": ("ConfigError", "global_batch_size is 0", "at least 1"),
     "batch of text": ("ConfigTypeError", "global_batch_size is '64' (str)", "at least 1"),
-    "no data": ("ConfigError", "/nothing ", "`tfdist data write"),
+    "no data": ("ConfigError", "/nothing ", "does not exist", "`tfdist data write"),
     "empty data": ("ConfigError", "/empty ", "`tfdist data write"),
     "a file for data": ("StorageError", "/file", "Not a directory", "another directory"),
     "TF_CONFIG cut short": ("ConfigError", '{"cluster": ', "JSON", "json.dumps"),
@@ -43,3 +43,24 @@ def test_errors_say_what_was_received_what_is_required_and_what_to_do(forking: F
         if (fact != told[name][1] if fact == kind else fact not in told[name][2])
     ]
     assert not wrong, "\n".join(wrong)
+
+
+UNUSED = """
+import tfdist
+
+asked = {"TFDIST_STRATEGY": "mirrored", "TFDIST_REPLICAS_PER_WORKER": "2"}
+used, unused = tfdist.strategies.from_environment(asked), tfdist.strategies.from_environment(asked)
+with used.scope():
+    pass
+"""
+
+
+def test_a_strategy_that_a_script_never_uses_is_named_at_its_end(forking: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNUSED)
+    assert forking.run(str(script)) == 0, forking.output
+    assert forking.output.count("MirroredStrategy of 2 replicas") == 1
+    script.write_text(UNUSED + "raise ValueError('its own')")
+    assert forking.run(str(script)) == 1, forking.output
+    assert "its own" in forking.output
+    assert "MirroredStrategy of 2 replicas" not in forking.output

@@ -87,6 +87,11 @@ def _pack(path: Path, findings: list[Finding], logs: tuple[Path, ...]) -> None:
     click.echo(f"{path}: {', '.join(names)}. Read it before you send it", err=True)
 
 
+def _counted(number: int, level: Level) -> str:
+    """Return such as "2 warnings"; "ok" has no plural."""
+    return f"{number} {level.name.lower()}{'' if number == 1 or level is Level.OK else 's'}"
+
+
 def _show(findings: list[Finding], console: Console) -> None:
     indent = max(len(level.name) for level in Level) + _WIDTH_OF_CHECK + 2
     for finding in findings:
@@ -98,4 +103,4 @@ def _show(findings: list[Finding], console: Console) -> None:
         if finding.cure:
             console.print(Text(" " * indent + f"$ {finding.cure}", style="cyan"), soft_wrap=True)
     count = {level: sum(finding.level is level for finding in findings) for level in Level}
-    console.print(", ".join(f"{count[level]} {level.name.lower()}" for level in reversed(Level)), style="bold")
+    console.print(", ".join(_counted(count[level], level) for level in reversed(Level)), style="bold")

@@ -18,6 +18,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import local_replicas
 from tfdist.strategies.mirrored import MirroredStrategy
 from tfdist.strategies.model_parallel import ModelParallelStrategy
+from tfdist.training import call_ends
 from tfdist.training.strategy_mixin import no_shares
 from tfdist.variables import (
     CHUNKS,
@@ -105,6 +106,12 @@ def from_environment(
         'MirroredStrategy'
     """
     environ = os.environ if environ is None else environ
+    strategy = _from_environment(environ, loss_reduction, layout_map)
+    call_ends.expect_use(strategy)
+    return strategy
+
+
+def _from_environment(environ: Mapping[str, str], loss_reduction: str, layout_map: Any) -> tf.distribute.Strategy:
     cluster = clusters.from_environment(environ)
     name = STRATEGY.read(environ) or _implied_by(cluster, is_split=_is_split())
     entry = strategy_table.get(name)

@@ -5,6 +5,9 @@ as its own attributes, which call those of its class. Some inputs have no such e
 another class's method, of the first `predict` of a model that was never compiled, and of a loop of the user's own.
 Python's last collection would free them, and may wait for ever (`tfdist.compat.tensorflow.tf_data`). They end before
 it, while other threads still get Python's lock.
+
+At the end of the process a warning also names a strategy that the script made and never used, because Keras then
+trains in each process by itself, and nothing else notices.
 """
 
 import atexit
@@ -12,6 +15,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +27,7 @@ from tfdist.compat.tensorflow import tf_data
 END_SECONDS = 10.0  # for elements that are being made when a call or the script ends
 
 _METHODS = ("fit", "evaluate", "predict")
+_USED = "_is_used"  # the place of a strategy's mark, a set that is empty until its scope is entered
 _log = logging.getLogger("tfdist")
 
 
@@ -52,6 +57,29 @@ def _with_end(model: keras.Model, name: str, calls: list[contextlib.ExitStack]) 
             return method(*args, **kwargs)
 
     return call
+
+
+def expect_use(strategy: Any) -> None:
+    """Warn at the end of this process if the script succeeds without ever using this strategy."""
+    if strategy.num_replicas_in_sync > 1:
+        used = vars(strategy)[_USED] = set[bool]()  # not the strategy itself, which may be freed before
+        name = f"{type(strategy).__name__} of {strategy.num_replicas_in_sync} replicas"
+        atexit.register(_tell_if_unused, os.getpid(), name, used)
+
+
+def note_use(strategy: Any) -> None:
+    """Note that the script uses a strategy: its scope, a loop of its own, or its workers."""
+    vars(strategy).get(_USED, set()).add(True)
+
+
+def _tell_if_unused(process: int, name: str, used: set[bool]) -> None:
+    has_failed = hasattr(sys, "last_type")  # as Python notes it of an uncaught exception
+    if os.getpid() == process and not used and not has_failed:
+        _log.warning(
+            "tfdist: the %s was made and never used: what this process has trained, it has trained by itself. "
+            "Create and compile the model under `with strategy.scope():`.",
+            name,
+        )
 
 
 @functools.cache

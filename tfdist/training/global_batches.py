@@ -140,7 +140,10 @@ class Input:
         if whole and own:
             raise _no_whole_inputs(policy, whole)
         if own and policy == _Policy.FILE:
-            dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
+            try:
+                dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
+            except tf.errors.NotFoundError:  # its text is the whole graph of the dataset
+                raise _no_files(workers.count) from None
         self._edges: Edges | None = None
         self._is_resuming = False  # an epoch in the middle of a change
         self._under_way: Callable[[], Epoch | None] = lambda: None  # the epoch that was begun last
@@ -313,6 +316,17 @@ def with_like_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return data
 
     return dataset.map(compared)
+
+
+def _no_files(workers: int) -> UnsupportedError:
+    return UnsupportedError(
+        "the dataset has experimental_distribute.auto_shard_policy FILE, by which each worker reads files of its own, "
+        f"and it does not begin with files that can be divided among {workers} workers. Leave the policy out: all "
+        "workers then read the same dataset, and each computes its rows of every batch. Or begin with a dataset of "
+        "files, such as tf.data.TFRecordDataset(names).",
+        name="auto_shard_policy",
+        received="FILE",
+    )
 
 
 def _no_whole_inputs(policy: Any, whole: Sequence[str]) -> UnsupportedError:

@@ -119,6 +119,7 @@ class KerasTraining:
     @property
     def workers(self) -> Workers:
         """The worker processes of this strategy, and how they agree."""
+        call_ends.note_use(self)
         return self._workers
 
     @property
@@ -152,6 +153,7 @@ class KerasTraining:
             ...     model.compile("sgd", "mse")
         """
         call_ends.end_inputs_with_process()
+        call_ends.note_use(self)
         self._adopt_caller()
         return super().scope()  # type: ignore[misc]
 
@@ -162,11 +164,13 @@ class KerasTraining:
         Example:
             >>> strategy.run(step, args=(next(batches),))        # doctest: +SKIP
         """
+        call_ends.note_use(self)
         self._refuse_keras("run")
         return super().run(fn, args, kwargs, options)  # type: ignore[misc]
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it."""
+        call_ends.note_use(self)
         epoch_iterator = keras_trainer.calling_epoch_iterator()
         caller = None if epoch_iterator is None else self._adopt_caller()
         if epoch_iterator is None or caller is None:

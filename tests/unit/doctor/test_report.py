@@ -58,7 +58,7 @@ def test_the_command_prints_a_table(run: Callable[..., tuple[int, str]]) -> None
     assert code == 1
     lines = output.splitlines()
     assert lines[0] == "ok      python         3.11.7"
-    assert lines[-1] == "1 problem, 0 warning, 1 note, 1 ok"
+    assert lines[-1] == "1 problem, 0 warnings, 1 note, 1 ok"
     assert "$ export KERAS_BACKEND=tensorflow" in output
     assert not any(line != line.rstrip() for line in lines)
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,7 +152,6 @@ def has_manifest(place: Storage) -> bool:
 def read_manifest(place: Storage) -> Manifest:
     names = place.names()
     if NAME not in names:
-        found = f"{len(names)} files but no {NAME}" if names else "no file"
         folders = () if place.local is None else place.local.glob(f"[!.]*/{NAME}")
         if inner := splits.ordered(path.parent.name for path in folders):  # splits that were written at once
             raise ConfigError(
@@ -162,8 +161,8 @@ def read_manifest(place: Storage) -> Manifest:
                 path=place.url,
             )
         raise ConfigError(
-            f"{place.url} has {found}. Pass a directory that `tfdist data write SOURCE DIRECTORY` has finished; of "
-            "TFRecord files that are there already, `tfdist data index` makes one.",
+            f"{place.url} {_without_manifest(place, names)}. Pass a directory that `tfdist data write SOURCE "
+            "DIRECTORY` has finished; of TFRecord files that are there already, `tfdist data index` makes one.",
             name=NAME,
             path=place.url,
         )
@@ -173,6 +172,18 @@ def read_manifest(place: Storage) -> Manifest:
             f"{NAME} has {size} bytes; at most {LARGEST_BYTES} are read.", name=NAME, received=size, path=place.url
         )
     return Manifest.from_bytes(place.read(NAME, 0, size))
+
+
+def _without_manifest(place: Storage, names: Collection[str]) -> str:
+    """Return what a place without a manifest is, for an error."""
+    if names:
+        return f"has {len(names)} files but no {NAME}"
+    if place.local is None:
+        return "has no file"
+    if place.local.exists():
+        return "has no file in it"
+    above = place.local.parent
+    return f"does not exist, but {above} is a directory of tfdist" if (above / NAME).is_file() else "does not exist"
 
 
 def _read(data: bytes) -> Manifest:

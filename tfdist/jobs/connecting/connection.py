@@ -92,6 +92,8 @@ class ByProgram:
         words = self._errors.quoted() or (f":\n{said}" if said.strip() else "")
         if "No module named" in words and "tfdist" in words:
             cure = "Install the same version of tfdist there, or name an interpreter that has it with --remote-python."
+        elif "resolve hostname" in words:
+            cure = "No such name is known here. Correct --hosts, or add the name to ~/.ssh/config or /etc/hosts."
         elif self._process.wait() == 127:
             cure = "Name the interpreter there with --remote-python."
         else:

@@ -258,6 +258,7 @@ def _end_as_uncaught(error: BaseException) -> NoReturn:
     errors = sys.modules.get("tfdist.errors")
     if errors is not None and isinstance(error, errors.WorkerLostError):
         error.__traceback__ = error.__cause__ = None  # which suppresses the context too
+    sys.last_type = type(error)  # as Python does, for functions of `atexit` that ask how the script has ended
     sys.excepthook(type(error), error, error.__traceback__)
     sys.exit(1)
 
