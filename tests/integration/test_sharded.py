@@ -131,7 +131,10 @@ def test_what_cannot_be_is_refused(pool: WorkerPool, group: Group) -> None:
             assert found == {}  # stage 1 takes both
             continue
         for name, expected in {
-            "apply": ("UnsupportedError", "OwnApply"),
+            "apply": ("UnsupportedError", "OwnApply", "apply"),
+            "pairs": ("UnsupportedError", "OwnPairs", "apply_gradients"),
+            "scale": ("UnsupportedError", "OwnScale", "apply"),
+            "averages": ("UnsupportedError", "OwnAverages", "finalize_variable_values"),
             "number": ("UnsupportedError", "Counts", "count"),
             "vector": ("UnsupportedError", "Norms", "norms"),
             "generator": ("UnsupportedError", "Noisy", "generator"),

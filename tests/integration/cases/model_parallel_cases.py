@@ -28,7 +28,7 @@ from tests.integration.cases.model_parallel_models import (
     recurrent,
     sequence,
 )
-from tests.integration.cases.optimizers_of_ones_own import OwnApply
+from tests.integration.cases.optimizers_of_ones_own import OwnApply, OwnPairs
 from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
@@ -429,6 +429,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "division": _no_division,
     "lamb": _optimizer(keras.optimizers.Lamb),
     "own apply": _optimizer(OwnApply),
+    "own pairs": _optimizer(OwnPairs),
     "own data": _own_data,
     "jit_compile": _jit,
     "run_eagerly": _eagerly,

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tests.integration.cases import refusal_fields
-from tests.integration.cases.optimizers_of_ones_own import CountingSteps, Noisy, OwnApply
+from tests.integration.cases.optimizers_of_ones_own import CountingSteps, Noisy, OwnApply, OwnPairs
 from tests.integration.cases.pipeline_cases import Named, X, Y, strategy
 from tfdist import errors
 from tfdist.planner import schedules
@@ -166,6 +166,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "one number": _fit(_small, loss=lambda y, p: tf.reduce_mean((y - p) ** 2)),
     "rows and columns": _fit(_small, optimizer=keras.optimizers.Adafactor),
     "own apply": _fit(_small, optimizer=OwnApply),
+    "own pairs": _fit(_small, optimizer=OwnPairs),
     "a number": _fit(_small, optimizer=CountingSteps),
     "a generator": _fit(_small, optimizer=Noisy),
     "counting": _fit(lambda: keras.Sequential([keras.Input((6,)), Counting(name="counts"), keras.layers.Dense(2)])),

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, sharded_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import UnsupportedError
@@ -57,12 +57,11 @@ def _next(generator: Any, ordered: bool = True) -> Any:
 def _require_whole_updates(optimizer: Any) -> None:
     strategy = tf.distribute.get_strategy()
     if services(strategy).sharding is not None or getattr(strategy, "cuts_weights", False):
-        raise UnsupportedError(
-            f"the optimizer {type(optimizer).__name__!r} draws random numbers in its update, and each process updates "
-            "what it has of the weights, so it would draw for that alone. Draw by tf.random.stateless_normal or "
-            "another stateless function, with a seed of optimizer.iterations and of a number for the variable, or take "
-            "a strategy that keeps weights and optimizers whole.",
-            name=type(optimizer).__name__,
+        raise sharded_optimizer.refused_draws(
+            optimizer,
+            "draws random numbers in its update",
+            because="each process updates what it has of the weights, and would draw for that alone",
+            instead="a strategy that keeps weights and optimizers whole",
         )
 
 

@@ -35,12 +35,6 @@ _OF_FLOAT8 = (
     "compute_loss in place of train_step."
 )
 
-_OF_PARTS = (
-    "{} of the optimizer {!r} is given a worker's parts of gradients and weights, because the strategy divides them. A "
-    "norm of them is not that of one device. Let the optimizer clip (global_clipnorm=, clipnorm= or clipvalue=), "
-    "override update_step, which is given whole variables, or train under MultiWorkerMirroredStrategy."
-)
-
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch."""
@@ -52,9 +46,6 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             name=type(optimizer).__name__,
         )
     require_scope(optimizer, strategy)
-    own = services(strategy)
-    if (own.sharding is not None or own.weights is not None) and (names := keras_optimizer.own_methods(optimizer)):
-        _warn_of_parts(names[0], optimizer.name)
     for inner in keras_optimizer.wrapped(optimizer):  # is handed gradients that are reduced already
         if isinstance(inner, reducer.ReducesItself):
             raise ConfigError(
@@ -127,11 +118,6 @@ def _warn_of_tables(optimizer: Any, grads: list[Any], variables: Any) -> None:
         for gradient, table in zip(grads, variables or (), strict=False):
             if isinstance(gradient, tf.IndexedSlices):
                 _warn_of_table(table.path, type(optimizer).__name__)
-
-
-@functools.cache  # once for all functions of a model
-def _warn_of_parts(method: str, optimizer: str) -> None:
-    step_clock().warn(_OF_PARTS.format(method, optimizer))
 
 
 @functools.cache  # once for all replicas and steps
