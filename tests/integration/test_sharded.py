@@ -133,6 +133,8 @@ def test_what_cannot_be_is_refused(pool: WorkerPool, group: Group) -> None:
         for name, expected in {
             "apply": ("UnsupportedError", "OwnApply", "apply"),
             "pairs": ("UnsupportedError", "OwnPairs", "apply_gradients"),
+            "scale": ("UnsupportedError", "OwnScale", "apply"),
+            "averages": ("UnsupportedError", "OwnAverages", "finalize_variable_values"),
             "number": ("UnsupportedError", "Counts", "count"),
             "vector": ("UnsupportedError", "Norms", "norms"),
             "generator": ("UnsupportedError", "Noisy", "generator"),

@@ -83,7 +83,22 @@ class OwnApply(keras.optimizers.SGD):
 
 
 class OwnPairs(keras.optimizers.SGD):
-    """Has the gradients of all variables, with the variables, at once."""
+    """Has all gradients and variables at once."""
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         return super().apply_gradients([(grad * 2, variable) for grad, variable in grads_and_vars])
+
+
+class OwnScale(keras.optimizers.LossScaleOptimizer):
+    """Has the scaled gradients of all variables at once."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([grad * 2 for grad in grads], trainable_variables)
+
+
+class OwnAverages(keras.optimizers.SGD):
+    """Assigns moving averages to weights, in a way of its own."""
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        for variable, average in zip(var_list, self._model_variables_moving_average, strict=True):
+            variable.assign(average)

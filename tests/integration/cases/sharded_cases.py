@@ -19,7 +19,16 @@ import tfdist.callbacks
 import tfdist.strategies
 from benchmarks.parallel import sharding_formulas as formulas
 from tests.integration.cases import refusal_fields
-from tests.integration.cases.optimizers_of_ones_own import Counts, Noisy, Norms, OwnApply, OwnPairs, Unknown
+from tests.integration.cases.optimizers_of_ones_own import (
+    Counts,
+    Noisy,
+    Norms,
+    OwnApply,
+    OwnAverages,
+    OwnPairs,
+    OwnScale,
+    Unknown,
+)
 from tests.integration.cases.resuming import Killed
 from tfdist import errors
 from tfdist.collectives.traced import TracedCollective
@@ -419,6 +428,8 @@ def refused(among: list[str] | None) -> dict[str, list[Any]]:
     ways = {
         "apply": lambda: trained("plain", lambda: OwnApply(0.1), STRATEGY.scope()),
         "pairs": lambda: trained("plain", lambda: OwnPairs(0.1), STRATEGY.scope()),
+        "scale": lambda: trained("plain", lambda: OwnScale(keras.optimizers.SGD(0.1)), STRATEGY.scope()),
+        "averages": lambda: trained("plain", lambda: OwnAverages(0.1, use_ema=True), STRATEGY.scope()),
         "number": lambda: trained("plain", lambda: Counts(0.1), STRATEGY.scope()),
         "vector": lambda: trained("plain", lambda: Norms(0.1), STRATEGY.scope()),
         "generator": lambda: trained("plain", lambda: Noisy(0.1), STRATEGY.scope()),

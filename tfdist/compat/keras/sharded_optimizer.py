@@ -27,11 +27,6 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfdist.errors import UnsupportedError
 
 _MAKES_PARTS = "tfdist_makes_parts"
-#: the methods that see gradients of several variables
-_AROUND_UPDATES = (
-    *("apply", "apply_gradients", "_backend_apply_gradients", "_backend_update_step"),
-    *("_clip_gradients", "_apply_weight_decay"),
-)
 
 
 class Updates(Protocol):
@@ -84,6 +79,8 @@ def let_update_parts(optimizer: Optimizer, updates: Updates) -> None:
     own["add_variable_from_reference"] = functools.partial(_add_slot, optimizer, updates)
     own["_clip_gradients"] = updates.clipped
     own["_trackable_children"] = functools.partial(_children, optimizer)
+    if type(optimizer).finalize_variable_values is not Optimizer.finalize_variable_values:
+        own["finalize_variable_values"] = functools.partial(_finalize, optimizer)
     let_update_stand_ins(optimizer, updates)
 
 
@@ -124,6 +121,21 @@ def _add_slot(
     slot = BaseOptimizer.add_variable_from_reference(optimizer, reference_variable, name=name, initializer=initializer)
     updates.made(slot, reference_variable)
     return slot
+
+
+def _finalize(optimizer: Optimizer, variables: Sequence[Any]) -> None:
+    """Finalize weights by a method of the user's, which fails where it uses a part as if it were whole."""
+    try:
+        type(optimizer).finalize_variable_values(optimizer, variables)
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        raise UnsupportedError(
+            f"`finalize_variable_values` of the optimizer {type(optimizer).__name__!r} failed: {error} Slots and "
+            "moving averages are this worker's parts, unlike the weights that it is given. Assign averages by "
+            "super().finalize_variable_values(), which knows the parts, and change the weights afterwards; or take "
+            "MultiWorkerMirroredStrategy without shard_optimizer.",
+            name=type(optimizer).__name__,
+            received="finalize_variable_values",
+        ) from error
 
 
 def _average(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
@@ -171,12 +183,13 @@ def update_whole(optimizer: Optimizer, pair: tuple[Any, Any], learning_rate: Any
 
 def require_update_step_alone(optimizer: Optimizer, *, because: str, instead: str) -> None:
     """Raise if a class of one's own does more between `apply` and `update_step` than Keras' optimizers do."""
-    if method := _changed_around_updates(optimizer):
+    if (changed := _changed_around_updates(optimizer)) is not None:
         raise UnsupportedError(
-            f"the optimizer {type(optimizer).__name__!r} has its own `{method}`, which may look at gradients of "
-            f"several variables together, and {because}. Override `update_step` alone, or take {instead}.",
+            f"the optimizer {type(optimizer).__name__!r} has a method `{changed}` of its own, which may look at "
+            f"gradients of several variables together, and {because}. Let it clip by global_clipnorm=, clipnorm= or "
+            f"clipvalue=, override `update_step` alone, or take {instead}.",
             name=type(optimizer).__name__,
-            received=method,
+            received=changed,
         )
 
 
@@ -184,23 +197,31 @@ def require_no_generator(optimizer: Optimizer, *, because: str, instead: str) ->
     """Raise if an optimizer of one's own draws from a generator, whose draws follow the order of all updates."""
     held = [name for name, one in vars(optimizer).items() if isinstance(one, SeedGenerator)]
     if held and is_of_ones_own(optimizer):
-        raise draws_refused(optimizer, held[0], because=because, instead=instead)
+        what = f"keeps the generator of random numbers {held[0]!r}"
+        raise refused_draws(optimizer, what, received=held[0], because=because, instead=instead)
 
 
-def draws_refused(optimizer: Optimizer, source: str, *, because: str, instead: str) -> UnsupportedError:
-    """Return the error for an optimizer that draws random numbers where a process updates a part of the weights."""
+def refused_draws(
+    optimizer: Optimizer, what: str, *, because: str, instead: str, received: str | None = None
+) -> UnsupportedError:
+    """Return the error for an optimizer that draws random numbers where processes update weights of their own."""
     return UnsupportedError(
-        f"the optimizer {type(optimizer).__name__!r} draws random numbers from {source!r}, and {because}. Draw by "
-        "tf.random.stateless_normal or another stateless function, with a seed of optimizer.iterations and of a number "
-        f"for the variable, or take {instead}.",
+        f"the optimizer {type(optimizer).__name__!r} {what}: {because}. Draw by tf.random.stateless_normal or another "
+        "stateless function, with a seed of optimizer.iterations and of a number for the variable, or take "
+        f"{instead}.",
         name=type(optimizer).__name__,
-        received=source,
+        received=received,
     )
 
 
 def _changed_around_updates(optimizer: Optimizer) -> str | None:
+    """Return the name of a method between a step and `update_step` that is not Keras' or tfdist's, or None."""
+    names = ("apply", "apply_gradients", "_backend_apply_gradients", "_backend_update_step", "_clip_gradients")
     known = next(one for one in type(optimizer).__mro__ if one.__module__.split(".")[0] in ("keras", "tfdist"))
-    return next((one for one in _AROUND_UPDATES if getattr(type(optimizer), one) is not getattr(known, one)), None)
+    changed = (
+        name for name in (*names, "_apply_weight_decay") if getattr(type(optimizer), name) is not getattr(known, name)
+    )
+    return next(changed, None)
 
 
 def is_of_ones_own(optimizer: Optimizer) -> bool:

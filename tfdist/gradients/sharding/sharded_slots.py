@@ -22,7 +22,7 @@ from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, reducer
 from tfdist.gradients.sharding import shard_exchange, slot_saving
-from tfdist.gradients.sharding.sharded_updates import Updates
+from tfdist.gradients.sharding.sharded_updates import Updates, require_update_step_alone
 from tfdist.gradients.sharding.variable_parts import Everywhere, Part
 
 #: of an optimizer, its `Updates`
@@ -46,6 +46,7 @@ class OptimizerSharding:
         own["save_own_variables"] = functools.partial(slot_saving.save, optimizer, self.gathered, self._gathered)
         own["load_own_variables"] = functools.partial(slot_saving.load, optimizer)
         if keras_optimizer.hands_on(type(optimizer)):
+            require_update_step_alone(optimizer)
             if hasattr(optimizer, "check_finite"):
                 own["check_finite"] = lambda grads: norms.are_finite(grads, self.total)
             return

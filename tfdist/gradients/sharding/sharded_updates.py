@@ -82,6 +82,15 @@ for _name in _OPERATORS:
     setattr(VariablePart, _name, _operator(_name))
 
 
+def require_update_step_alone(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raise if an optimizer, which is given parts of gradients, may look at several of them together."""
+    sharded_optimizer.require_update_step_alone(
+        optimizer,
+        because="a worker of sharded data parallelism has parts of them",
+        instead="MultiWorkerMirroredStrategy without shard_optimizer",
+    )
+
+
 class Updates:
     """The parts of an optimizer's variables and their updates, as `compat.keras.sharded_optimizer` needs them.
 
@@ -115,11 +124,7 @@ class Updates:
 
     def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
         """Divide the variables for which the optimizer is built, and return stand-ins from which to make slots."""
-        sharded_optimizer.require_update_step_alone(
-            self._optimizer,
-            because="a worker of sharded data parallelism has parts of them",
-            instead="MultiWorkerMirroredStrategy without shard_optimizer",
-        )
+        require_update_step_alone(self._optimizer)
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
         parts: list[Part] = (

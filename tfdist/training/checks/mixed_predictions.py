@@ -49,7 +49,7 @@ class Look:
         if not (suspects := row_mixing.suspects(self._model)):
             return
         with step_clock().during(Phase.TRACE):  # it takes the time of a trace, and runs the user's code
-            found = mixes(self._model, self._strategy, layout)
+            found = _mixes(self._model, self._strategy, layout)
         if self._workers.gather([int(found)]).max():
             sentence = advice.of("layers", ", ".join(suspects), self._model)
             step_probe.warn_once(self._model, self._workers, sentence)
@@ -57,7 +57,12 @@ class Look:
 
 def mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
     """Return whether the outputs for made-up rows differ when other rows are left out; False if that is unknown."""
-    if not row_mixing.suspects(model) or (data := made_up(layout)) is None:
+    return bool(row_mixing.suspects(model)) and _mixes(model, strategy, layout)
+
+
+def _mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
+    """Return the answer of `mixes` for a model that has suspects."""
+    if (data := made_up(layout)) is None:
         return False
     how = row_mixing.Pass(
         training=False,

@@ -94,12 +94,13 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
     found = {variable.path: lying(variable) for variable in weights}
     apart = [path for path, one in found.items() if one is not None]
     cut = next((path for path in apart if found[path].is_cut), None)
-    for one in keras_optimizer.updating(optimizer):
+    for one in keras_optimizer.chain(optimizer):
         sharded_optimizer.require_update_step_alone(
             one,
             because=f"processes or devices update what they have of them by themselves, as of {apart[0]!r}",
             instead="a strategy that keeps weights whole",
         )
+    for one in keras_optimizer.updating(optimizer):
         sharded_optimizer.require_no_generator(
             one,
             because="each process updates what it has of the weights, and would draw for that alone",

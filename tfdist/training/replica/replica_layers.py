@@ -57,9 +57,9 @@ def _next(generator: Any, ordered: bool = True) -> Any:
 def _require_whole_updates(optimizer: Any) -> None:
     strategy = tf.distribute.get_strategy()
     if services(strategy).sharding is not None or getattr(strategy, "cuts_weights", False):
-        raise sharded_optimizer.draws_refused(
+        raise sharded_optimizer.refused_draws(
             optimizer,
-            "keras.random",
+            "draws random numbers in its update",
             because="each process updates what it has of the weights, and would draw for that alone",
             instead="a strategy that keeps weights and optimizers whole",
         )
