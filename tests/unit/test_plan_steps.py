@@ -163,8 +163,8 @@ def test_direct_sums_take_three_latencies() -> None:
             assert found.reduction == pytest.approx(3 * 0.001)
             sharded = predict(Job(profile=whole, network=latency, workers=workers, method="sharded"))
             assert len(Job(profile=whole, network=latency).buckets()) == layers
-            # two go at the same time; they come back one by one, the numbers of rows first
-            assert sharded.reduction == pytest.approx((2 * -(-layers // 2) + 3 * layers) * 0.001)
+            # two go at the same time; they come back one by one
+            assert sharded.reduction == pytest.approx((2 * -(-layers // 2) + 2 * layers) * 0.001)
         small = predict(Job(profile=profile_of(0.1, 0.2, [1000]), network=latency, workers=workers))
         assert small.reduction == pytest.approx(0.001)
     rate = network_of(1e9, is_direct=True)

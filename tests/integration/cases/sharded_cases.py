@@ -18,17 +18,8 @@ import tfdist
 import tfdist.callbacks
 import tfdist.strategies
 from benchmarks.parallel import sharding_formulas as formulas
+from tests.integration.cases import optimizers_of_ones_own as own_kinds
 from tests.integration.cases import refusal_fields
-from tests.integration.cases.optimizers_of_ones_own import (
-    Counts,
-    Noisy,
-    Norms,
-    OwnApply,
-    OwnAverages,
-    OwnPairs,
-    OwnScale,
-    Unknown,
-)
 from tests.integration.cases.resuming import Killed
 from tfdist import errors
 from tfdist.collectives.traced import TracedCollective
@@ -103,7 +94,7 @@ OPTIMIZERS: dict[str, Any] = {
     "lars": lambda: LARS(0.5, weight_decay=0.1, trust_coefficient=0.1),
     "adafactor": lambda: kinds.Adafactor(0.05),
     "schedule free": lambda: kinds.ScheduleFreeAdamW(0.05),
-    "unknown": lambda: Unknown(0.02, weight_decay=0.1),
+    "unknown": lambda: own_kinds.Unknown(0.02, weight_decay=0.1),
     "several": several,
     "distributed": lambda: DistributedOptimizer(kinds.Adam(0.05), global_clipnorm=0.2, loss_scale=8.0),
     "distributed, accumulating": lambda: DistributedOptimizer(
@@ -426,13 +417,13 @@ def refused(among: list[str] | None) -> dict[str, list[Any]]:
     codec = {"accumulate_steps": 2, "compression": "topk"}
     adasum = {"accumulate_steps": 2, "reduction": "adasum"}
     ways = {
-        "apply": lambda: trained("plain", lambda: OwnApply(0.1), STRATEGY.scope()),
-        "pairs": lambda: trained("plain", lambda: OwnPairs(0.1), STRATEGY.scope()),
-        "scale": lambda: trained("plain", lambda: OwnScale(keras.optimizers.SGD(0.1)), STRATEGY.scope()),
-        "averages": lambda: trained("plain", lambda: OwnAverages(0.1, use_ema=True), STRATEGY.scope()),
-        "number": lambda: trained("plain", lambda: Counts(0.1), STRATEGY.scope()),
-        "vector": lambda: trained("plain", lambda: Norms(0.1), STRATEGY.scope()),
-        "generator": lambda: trained("plain", lambda: Noisy(0.1), STRATEGY.scope()),
+        "apply": lambda: trained("plain", lambda: own_kinds.OwnApply(0.1), STRATEGY.scope()),
+        "pairs": lambda: trained("plain", lambda: own_kinds.OwnPairs(0.1), STRATEGY.scope()),
+        "scale": lambda: trained("plain", lambda: own_kinds.OwnScale(keras.optimizers.SGD(0.1)), STRATEGY.scope()),
+        "averages": lambda: trained("plain", lambda: own_kinds.OwnAverages(0.1, use_ema=True), STRATEGY.scope()),
+        "number": lambda: trained("plain", lambda: own_kinds.Counts(0.1), STRATEGY.scope()),
+        "vector": lambda: trained("plain", lambda: own_kinds.Norms(0.1), STRATEGY.scope()),
+        "generator": lambda: trained("plain", lambda: own_kinds.Noisy(0.1), STRATEGY.scope()),
         "compression": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **codec), STRATEGY.scope()),
         "adasum": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **adasum), STRATEGY.scope()),
         "loop of updates": _loop_of_updates,

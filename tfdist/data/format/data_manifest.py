@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import glob
 import hashlib
 import json
 from collections.abc import Collection, Iterator
@@ -180,6 +181,8 @@ def _without_manifest(place: Storage, names: Collection[str]) -> str:
         return f"has {len(names)} files but no {NAME}"
     if place.local is None:
         return "has no file"
+    if glob.has_magic(str(place.local)) and not place.local.exists():
+        return "matches no file"
     if place.local.exists():
         return "has no file in it"
     above = place.local.parent
