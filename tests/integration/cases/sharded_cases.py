@@ -416,14 +416,12 @@ def _loop_of_updates() -> None:
 def refused(among: list[str] | None) -> dict[str, list[Any]]:
     codec = {"accumulate_steps": 2, "compression": "topk"}
     adasum = {"accumulate_steps": 2, "reduction": "adasum"}
-    ways = {
-        "apply": lambda: trained("plain", lambda: own_kinds.OwnApply(0.1), STRATEGY.scope()),
-        "pairs": lambda: trained("plain", lambda: own_kinds.OwnPairs(0.1), STRATEGY.scope()),
+    own: dict[str, Any] = {"apply": own_kinds.OwnApply, "pairs": own_kinds.OwnPairs, "number": own_kinds.Counts}
+    own |= {"vector": own_kinds.Norms, "generator": own_kinds.Noisy}
+    ways: dict[str, Any] = {
+        **{name: lambda one=one: trained("plain", lambda: one(0.1), STRATEGY.scope()) for name, one in own.items()},
         "scale": lambda: trained("plain", lambda: own_kinds.OwnScale(keras.optimizers.SGD(0.1)), STRATEGY.scope()),
         "averages": lambda: trained("plain", lambda: own_kinds.OwnAverages(0.1, use_ema=True), STRATEGY.scope()),
-        "number": lambda: trained("plain", lambda: own_kinds.Counts(0.1), STRATEGY.scope()),
-        "vector": lambda: trained("plain", lambda: own_kinds.Norms(0.1), STRATEGY.scope()),
-        "generator": lambda: trained("plain", lambda: own_kinds.Noisy(0.1), STRATEGY.scope()),
         "compression": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **codec), STRATEGY.scope()),
         "adasum": lambda: trained("plain", lambda: DistributedOptimizer("sgd", **adasum), STRATEGY.scope()),
         "loop of updates": _loop_of_updates,
