@@ -141,7 +141,8 @@ void configure(const Descriptor& connection) {
   fcntl(connection.get(), F_SETFD, FD_CLOEXEC);
   set(connection, IPPROTO_TCP, TCP_NODELAY, 1);
   set(connection, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-  if (granted_bytes() > grown_bytes()) set(connection, SOL_SOCKET, SO_SNDBUF, kSendBytes);
+  static const bool gives_more = granted_bytes() > grown_bytes();
+  if (gives_more) set(connection, SOL_SOCKET, SO_SNDBUF, kSendBytes);
 }
 
 }  // namespace tfdist::collectives
