@@ -23,11 +23,12 @@ import keras
 
 from tfdist.compat import planted
 from tfdist.compat.tensorflow import tf_data
+from tfdist.waiting import Flag
 
 END_SECONDS = 10.0  # for elements that are being made when a call or the script ends
 
 _METHODS = ("fit", "evaluate", "predict")
-_USED = "_is_used"  # the place of a strategy's mark, a set that is empty until its scope is entered
+_USED = "_is_used"  # the place of a strategy's flag, which is set once the script uses it
 _log = logging.getLogger("tfdist")
 
 
@@ -62,19 +63,20 @@ def _with_end(model: keras.Model, name: str, calls: list[contextlib.ExitStack]) 
 def expect_use(strategy: Any) -> None:
     """Warn at the end of this process if the script succeeds without ever using this strategy."""
     if strategy.num_replicas_in_sync > 1:
-        used = vars(strategy)[_USED] = set[bool]()  # not the strategy itself, which may be freed before
+        used = vars(strategy)[_USED] = Flag()  # not the strategy itself, which may be freed before
         name = f"{type(strategy).__name__} of {strategy.num_replicas_in_sync} replicas"
         atexit.register(_tell_if_unused, os.getpid(), name, used)
 
 
 def note_use(strategy: Any) -> None:
     """Note that the script uses a strategy: its scope, a loop of its own, or its workers."""
-    vars(strategy).get(_USED, set()).add(True)
+    if (used := vars(strategy).get(_USED)) is not None:
+        used.set()
 
 
-def _tell_if_unused(process: int, name: str, used: set[bool]) -> None:
+def _tell_if_unused(process: int, name: str, used: Flag) -> None:
     has_failed = hasattr(sys, "last_type")  # as Python notes it of an uncaught exception
-    if os.getpid() == process and not used and not has_failed:
+    if os.getpid() == process and not used.is_set() and not has_failed:
         _log.warning(
             "tfdist: the %s was made and never used: what this process has trained, it has trained by itself. "
             "Create and compile the model under `with strategy.scope():`.",

@@ -46,13 +46,13 @@ def wait_until(is_so, otherwise):
 
 
 def is_copied(step):
-    """Whether there is a copy of a state after so many steps at least."""
+    """Return whether there is a copy of a state after at least so many steps."""
     told = SHARED / f"copied {START}"
     return told.exists() and int(told.read_text()) >= step
 
 
 def is_recorded(file):
-    """Whether the launcher has recorded that the workers of this start step."""
+    """Return whether the launcher has recorded that this start's workers train."""
     events = [json.loads(line) for line in pathlib.Path(file).read_text().splitlines(keepends=True) if "\n" in line]
     return any(one["event"] == "stepping" and one["start"] == START for one in events)
 

@@ -181,10 +181,10 @@ def _without_manifest(place: Storage, names: Collection[str]) -> str:
         return f"has {len(names)} files but no {NAME}"
     if place.local is None:
         return "has no file"
-    if glob.has_magic(str(place.local)) and not place.local.exists():
-        return "matches no file"
     if place.local.exists():
         return "has no file in it"
+    if glob.has_magic(str(place.local)):
+        return "matches no file"
     above = place.local.parent
     return f"does not exist, but {above} is a directory of tfdist" if (above / NAME).is_file() else "does not exist"
 
