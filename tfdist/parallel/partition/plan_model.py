@@ -17,8 +17,8 @@ from tfdist.planner.layer_profile import Profile, read
 from tfdist.planner.planner_link import Link
 from tfdist.planner.stage_cost import Setting
 
-#: between devices where nothing is said: 10 Gbit/s and 50 us
-DEFAULT_LINK = Link(latency_seconds=5e-5, bytes_per_second=1.25e9)
+#: between hosts where nothing is said: 10 Gbit/s and 50 us
+DEFAULT_LINK = Link(latency_seconds=5e-5, bytes_per_second=1.25e9, is_direct=True)
 
 
 def plan(
@@ -40,7 +40,7 @@ def plan(
         batch: the arrays of a step's batch over all devices: (x, y), (x, y, sample_weight) or x.
         devices: the number of devices.
         memory_bytes: the memory of each device for the model, in bytes; None for no limit.
-        link: the link between devices; 10 Gbit/s by default.
+        link: the link between devices; 10 Gbit/s between hosts by default.
         profile: a profile of the model, if it was measured before; the batch is then ignored.
         **options: ``schedule``, ``microbatches``, ``objective``, see `tfdist.parallel.partition.plans`.
     Returns:

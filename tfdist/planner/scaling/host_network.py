@@ -58,16 +58,10 @@ class HostNetwork:
         """Return an all_reduce of this many bytes on each device, with its latency apart where others may hide it."""
         return self.link.summing(size, devices) if self._is_flat else Transfer(self.all_reduce_seconds(size, devices))
 
-    def scattering(self, size: float, devices: int) -> Transfer:
-        """Return a reduce_scatter of this many bytes on each device."""
+    def halving(self, size: float, devices: int) -> Transfer:
+        """Return half of an all_reduce of this many bytes on each device: a reduce_scatter, or an all_gather."""
         if self._is_flat:
             return self.link.scattering(size, devices)
-        return Transfer(self.all_reduce_seconds(size, devices) / 2)
-
-    def gathering(self, size: float, devices: int) -> Transfer:
-        """Return an all_gather to this many bytes on each device."""
-        if self._is_flat:
-            return self.link.gathering(size, devices)
         return Transfer(self.all_reduce_seconds(size, devices) / 2)
 
     @property

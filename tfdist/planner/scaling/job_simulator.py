@@ -15,7 +15,7 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.planner.scaling.job_steps import Job, predict
+from tfdist.planner.scaling.job_steps import Job, predict, travel_times
 from tfdist.planner.scaling.save_interval import Failures
 
 _BLOCK_NUMBERS = 1 << 20  # of random numbers at once
@@ -131,7 +131,6 @@ class StepModel:
         is_reducing = job.workers > 1 and job.method in ("data", "powersgd", "sharded")
         overlaps = is_reducing and not job.network.is_local(job.workers)
         self.exchanges = job.exchanges() if overlaps else []
-        self.awaited = job.awaited() if overlaps else []
         self.gathered = job.gathering_seconds() if job.method == "sharded" and overlaps else 0.0
 
     def computing(self, draw: np.random.Generator, steps: int) -> np.ndarray:
@@ -148,11 +147,7 @@ class StepModel:
         last = factors.max(axis=1)
         if not self.exchanges:
             return (self.compute + self._bubble) * last + self._reduction + self._rest
-        free, ends = np.zeros(len(last)), list[np.ndarray]()
-        for (ready, one), earlier in zip(self.exchanges, self.awaited, strict=True):
-            before = 0.0 if earlier is None else ends[earlier]
-            free = np.maximum(np.maximum(free, before), ready * last) + one.line
-            ends.append(free + one.late)
+        ends = [arrived for _, _, arrived in travel_times(self.exchanges, last)]
         return np.maximum(np.max(ends, axis=0), self.compute * last) + self.gathered + self._rest
 
     def _meeting_seldom(self, factors: np.ndarray) -> np.ndarray:

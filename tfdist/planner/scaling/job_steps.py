@@ -8,9 +8,12 @@ the term `stragglers`.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tfdist import validation
 from tfdist.errors import ConfigError
@@ -69,6 +72,20 @@ class StepTime:
     def dominant(self) -> str:
         """The name of the largest term."""
         return max(TERMS, key=lambda name: float(getattr(self, name)))
+
+
+class Exchange(NamedTuple):
+    """One exchange of a step's gradients.
+
+    Attributes:
+        ready: the seconds from the beginning of a step until its gradients are there.
+        transfer: its use of the network.
+        after: the number of an earlier exchange that must have arrived before it begins, if there is one.
+    """
+
+    ready: float
+    transfer: Transfer
+    after: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,31 +206,24 @@ class Job:
         ordered = layers if is_forward else layers[::-1]
         return filled_bytes({place: one.parameter_bytes for place, one in ordered}, self.bucket_bytes)
 
-    def exchanges(self) -> list[tuple[float, Transfer]]:
-        """Return each exchange of a step's gradients in its order: when it may begin, and how long it takes.
+    def exchanges(self) -> list[Exchange]:
+        """Return each exchange of a step's gradients in its order.
 
         Without a codec there is one for each bucket. PowerSGD's factors of all gradients travel together when the last
-        gradient is there, and the second ones need the sums of the first.
+        gradient is there, and the second ones need the sums of the first. A sharded optimizer limits the memory that
+        buckets under way take.
         """
         if self.method == "powersgd":
             once = self.network.summing(math.fsum(self.wire_bytes()) / 2, self.workers)
-            return [(self.compute_seconds, Transfer(2 * once.line, 2 * once.late))]
-        ready = self.ready_seconds()
-        travel = self.network.scattering if self.method == "sharded" else self.network.summing
-        return [(ready[place], travel(size, self.workers)) for place, size in self.buckets()]
-
-    def awaited(self) -> list[int | None]:
-        """Return for each exchange the one that must have arrived before it begins, if there is one.
-
-        A sharded optimizer limits the memory that buckets under way take.
-        """
+            return [Exchange(self.compute_seconds, Transfer(2 * once.line, 2 * once.late))]
+        ready, buckets = self.ready_seconds(), self.buckets()
         if self.method != "sharded":
-            return [None] * len(self.exchanges())
-        sizes = [size for _, size in self.buckets()]
-        room, found = RoomUnderWay(self.bucket_bytes, sizes), list[int | None]()
-        for place, size in enumerate(sizes):
-            found.append(next(iter(room.before(size)), None))
-            room.left_by(place)
+            return [Exchange(ready[place], self.network.summing(size, self.workers)) for place, size in buckets]
+        room, found = RoomUnderWay(self.bucket_bytes, [size for _, size in buckets]), list[Exchange]()
+        for place, size in buckets:
+            after = next(iter(room.before(size)), None)
+            room.left_by(len(found))
+            found.append(Exchange(ready[place], self.network.halving(size, self.workers), after))
         return found
 
     @property
@@ -228,7 +238,7 @@ class Job:
 
     def gathering_seconds(self) -> float:
         """Return the seconds of gathering the new weights of each bucket on all workers (sharded)."""
-        every = [self.network.gathering(size, self.workers) for _, size in self.buckets(is_forward=True)]
+        every = [self.network.halving(size, self.workers) for _, size in self.buckets(is_forward=True)]
         return math.fsum(one.seconds for one in every)  # each leaves when the one before it has been assigned
 
     def ready_seconds(self) -> list[float]:
@@ -286,18 +296,26 @@ def _sharded(job: Job) -> StepTime:
 
 def _reduction(job: Job) -> tuple[float, float]:
     """Return the seconds of reduction after the backward pass, and those hidden behind it."""
-    free = total = 0.0
-    ends = list[float]()
-    for (ready, one), earlier in zip(job.exchanges(), job.awaited(), strict=True):
-        before = 0.0 if earlier is None else ends[earlier]
-        free = max(free, ready, before) + one.line
-        ends.append(free + one.late)
-        total += one.seconds
-    end = max(ends, default=0.0)
+    exchanges = job.exchanges()
+    total = math.fsum(one.transfer.seconds for one in exchanges)
+    end = max((float(arrived) for _, _, arrived in travel_times(exchanges)), default=0.0)
     if job.network.is_local(job.workers):
         return total, 0.0
     late = max(end - job.compute_seconds, 0.0) if total else 0.0
     return late, max(total - late, 0.0)
+
+
+def travel_times(exchanges: Sequence[Exchange], last: Any = 1.0) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield for each exchange when it may take the line, when it has left the line, and when it has arrived.
+
+    ``last`` is the factor by which the slowest worker computes longer: a number, or an array with one for each step.
+    """
+    free, arrived = 0.0, list[Any]()
+    for one in exchanges:
+        begin = free if one.after is None else np.maximum(free, arrived[one.after])
+        free = np.maximum(begin, one.ready * last) + one.transfer.line
+        arrived.append(free + one.transfer.late)
+        yield begin, free, arrived[-1]
 
 
 def _pipeline(job: Job) -> StepTime:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.planner.scaling.job_simulator import Scenario, StepModel
-from tfdist.planner.scaling.job_steps import Job
+from tfdist.planner.scaling.job_steps import Job, travel_times
 
 _STEPS, _SENDS = 0, 1
 
@@ -42,9 +42,7 @@ def _spans(model: StepModel, factors: np.ndarray, length: float) -> Iterator[tup
         yield worker, "compute", _STEPS, 0.0, end
         yield worker, "waits for the last worker", _STEPS, end, done
         yield worker, "reduction, update and rest", _STEPS, done, length
-    free = 0.0
-    for number, (ready, one) in enumerate(model.exchanges):
-        begins = [max(free, ready * float(factor)) for factor in factors]
-        free = max(free, ready * last) + one.line
-        for worker, start in enumerate(begins):
-            yield worker, f"bucket {number}", _SENDS, start, free
+    for number, (one, times) in enumerate(zip(model.exchanges, travel_times(model.exchanges, last), strict=True)):
+        begin, end, _ = map(float, times)
+        for worker, factor in enumerate(factors):
+            yield worker, f"bucket {number}", _SENDS, max(begin, one.ready * float(factor)), end
