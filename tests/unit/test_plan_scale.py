@@ -1,6 +1,5 @@
 """`tfdist plan`: rows and the choice among them, what is refused, the record, and what a monitored run adds to it."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -15,12 +14,13 @@ from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 from tfdist.jobs.agent.monitoring import Monitoring
 from tfdist.jobs.agent.restart_reporter import EventFile
+from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import Profile
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.scaling.device_table import DEVICES, LINKS, device_of, link_of
 from tfdist.planner.scaling.job_cost import Price
-from tfdist.planner.scaling.job_steps import METHODS
+from tfdist.planner.scaling.job_steps import METHODS, Surroundings
 from tfdist.planner.scaling.plan_record import Calibration, Pair, Record
 from tfdist.planner.scaling.scaling_report import Request, ScalingReport, numbers_of, plan_scaling
 from tfdist.waiting import Flag
@@ -45,8 +45,8 @@ def measured_here(**more: Any) -> Profile:
 
 
 def report_of(**asked: Any) -> ScalingReport:
-    given = {"profile": measured_here(), "network": network_of(1e10), "workers": numbers_of("1..16"), **asked}
-    return plan_scaling(Request(**given))
+    around = Surroundings(**{"network": network_of(1e10), **asked.pop("around", {})})
+    return plan_scaling(Request(**{"profile": measured_here(), "workers": numbers_of("1..16"), **asked}, around=around))
 
 
 def test_the_smallest_set_up_that_meets_the_deadline() -> None:
@@ -71,7 +71,7 @@ def test_a_budget_alone_gives_the_fastest_within_it() -> None:
 
 
 def test_a_slow_network_leaves_one_device() -> None:
-    found = report_of(network=network_of(1e5, 0.1))
+    found = report_of(around={"network": network_of(1e5, 0.1)})
     assert found.best is not None
     assert found.best.name == "one device"
     assert found.best.command == "python train.py"
@@ -105,8 +105,7 @@ def test_workers_without_an_example_are_left_out() -> None:
 
 
 def test_a_model_that_does_not_fit_is_no_answer() -> None:
-    small = dataclasses.replace(Request.__dataclass_fields__["device"].default_factory(), memory_bytes=1e6)
-    found = report_of(device=small)
+    found = report_of(around={"device": DeviceKind(memory_bytes=1e6)})
     assert found.best is None
     assert not any(one.fits for one in found.rows)
 

@@ -196,7 +196,7 @@ def _expect(report: ScalingReport, words: tuple[str, ...]) -> None:
 def _print(report: ScalingReport, notes: tuple[str, ...], pairs: int) -> None:
     request, console = report.request, screen(200, highlight=False)
     batch = f"{request.profile.batch:,} examples {'of a worker' if request.grows else 'in a step'}"
-    console.print(escape(f"{request.profile.model}: {batch}; link: {request.network.link}"), soft_wrap=True)
+    console.print(escape(f"{request.profile.model}: {batch}; link: {request.around.network.link}"), soft_wrap=True)
     notes = (*notes, _interval(request, pairs))
     for note in notes:
         console.print(escape(note), style="dim", soft_wrap=True)

@@ -105,18 +105,8 @@ def command(
         )
         status.update("simulating")
         workers = asked["workers"]
-        job = Job(
-            profile=on_device(costs, around.device, kept.calibration),
-            network=around.network,
-            device=around.device,
-            method=asked["method"],
-            workers=workers,
-            batch=costs.batch * (workers if asked["grows"] else 1),
-            noise=around.noise,
-            codec_seconds=around.codec[0],
-            codec_seconds_per_byte=around.codec[1],
-            servers=max(workers // 4, 1),
-        )
+        batch = costs.batch * (workers if asked["grows"] else 1)
+        job = around.job(on_device(costs, around.device, kept.calibration), asked["method"], workers, batch)
         saving = save_seconds(asked["save"], costs, kept.calibration)
         scenario = Scenario(
             steps=asked["steps"],

@@ -258,6 +258,42 @@ class Job:
         return [min(one, _FLOAT_BYTES * 2 * self.rank * math.sqrt(one / _FLOAT_BYTES)) for one in sizes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """The network and the devices on which a job is to run.
+
+    Attributes:
+        network: the network between its workers.
+        device: the device of each worker.
+        speeds: the speeds of the slowest and the fastest such device, as parts of the device's speed.
+        noise: the standard deviation of a worker's computing time, relative to that time.
+        codec: the seconds of PowerSGD for a layer's gradients, and for each byte of them.
+        notes: the assumptions, for the user.
+    """
+
+    network: HostNetwork
+    device: DeviceKind = field(default_factory=DeviceKind)
+    speeds: tuple[float, float] = (1.0, 1.0)
+    noise: float = 0.0
+    codec: tuple[float, float] = (0.0, 0.0)
+    notes: tuple[str, ...] = ()
+
+    def job(self, profile: Profile, method: str, workers: int, batch: int) -> Job:
+        """Return the job that trains with this method there, with a server for every four workers."""
+        return Job(
+            profile=profile,
+            network=self.network,
+            device=self.device,
+            method=method,
+            workers=workers,
+            batch=batch,
+            noise=self.noise,
+            codec_seconds=self.codec[0],
+            codec_seconds_per_byte=self.codec[1],
+            servers=max(workers // 4, 1),
+        )
+
+
 def predict(job: Job) -> StepTime:
     """Return the time of a job's step, term by term.
 

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tfdist import validation
@@ -16,7 +15,7 @@ from tfdist.planner.scaling import plan_record
 from tfdist.planner.scaling.device_table import DEVICES, EFFICIENCY, HERE, attained, device_of, link_of
 from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.job_cost import Price
-from tfdist.planner.scaling.job_steps import EXACT, METHODS
+from tfdist.planner.scaling.job_steps import EXACT, METHODS, Surroundings
 from tfdist.planner.scaling.plan_record import Calibration, Record
 from tfdist.planner.scaling.scaling_report import Request, ScalingReport, numbers_of, plan_scaling
 
@@ -26,27 +25,6 @@ _ASSUMED_DISK = 1e9
 _ASSUMED_CODEC = 1e-4, 1e-9
 _ASSUMED_STEP = 1e-3
 _LEAST_SAVE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """The network and the devices on which a job is to run.
-
-    Attributes:
-        network: the network between its workers.
-        device: the device of each worker.
-        speeds: the speeds of the slowest and the fastest such device, as parts of the device's speed.
-        noise: the standard deviation of a worker's computing time, relative to that time.
-        codec: the seconds of PowerSGD for a layer's gradients, and for each byte of them.
-        notes: the assumptions, for the user.
-    """
-
-    network: HostNetwork
-    device: DeviceKind
-    speeds: tuple[float, float]
-    noise: float
-    codec: tuple[float, float]
-    notes: tuple[str, ...]
 
 
 def network_of(between: Link, hosts: str | None, device: str) -> HostNetwork:
@@ -147,11 +125,7 @@ def request_of(
         raise ConfigError("--deadline and --budget need --examples, of an epoch.", name="--examples")
     return Request(
         profile=on_device(profile, around.device, record.calibration),
-        network=around.network,
-        device=around.device,
-        speeds=around.speeds,
-        noise=around.noise,
-        codec=around.codec,
+        around=around,
         workers=tuple(workers),
         methods=METHODS if "all" in methods else tuple(methods),
         prices=prices_of(price, spot, budget),

@@ -15,10 +15,8 @@ from typing import Any
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import Profile
 from tfdist.planner.meeting_interval import smallest_interval
-from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.job_cost import Cost, Price, cost, more_examples
 from tfdist.planner.scaling.job_steps import (
     EXACT,
@@ -27,6 +25,7 @@ from tfdist.planner.scaling.job_steps import (
     TERMS,
     Job,
     StepTime,
+    Surroundings,
     meetings,
     predict,
 )
@@ -65,33 +64,26 @@ class Request:
 
     Attributes:
         profile: the profile of the model.
-        network: the network between workers.
-        device: the device of each worker.
+        around: the network and the devices.
         workers: the numbers of workers to try.
         prices: the prices of capacity, on demand and spot.
         methods: the methods to choose from; by default those that train to the weights of one device.
         grows: whether each worker keeps the batch of one device; else the global batch stays the same.
-        noise: the standard deviation of a worker's computing time, relative to that time.
-        codec: the seconds of PowerSGD for a layer's gradients, and for each byte of them.
         examples: the number of examples of an epoch; None: times are those of a million examples.
         epochs: the number of epochs to train.
         noise_scale: the noise scale of gradients, in examples; it decides how many more examples a larger batch needs.
         deadline_seconds, budget: the time and the price that a training may take.
         save_seconds: the time that a save takes.
         factors: the factors that turn a prediction into the ends of its interval.
-        speeds: the speeds of the slowest and the fastest device of that name, as parts of the device's speed.
         script: the words of the command.
     """
 
     profile: Profile
-    network: HostNetwork
-    device: DeviceKind = dataclasses.field(default_factory=DeviceKind)
+    around: Surroundings
     workers: tuple[int, ...] = (1,)
     prices: tuple[Price, ...] = (Price(),)
     methods: tuple[str, ...] = EXACT
     grows: bool = False
-    noise: float = 0.0
-    codec: tuple[float, float] = (0.0, 0.0)
     examples: int | None = None
     epochs: float = 1.0
     noise_scale: float | None = None
@@ -99,7 +91,6 @@ class Request:
     budget: float | None = None
     save_seconds: float = 1.0
     factors: tuple[float, float] = (1 - UNKNOWN, 1 + UNKNOWN)
-    speeds: tuple[float, float] = (1.0, 1.0)
     script: tuple[str, ...] = ("train.py",)
 
     def __post_init__(self) -> None:
@@ -128,7 +119,7 @@ class Request:
     @cached_property
     def alone(self) -> StepTime:
         """The step of one device."""
-        return predict(Job(profile=self.profile, network=self.network, device=self.device, method="one device"))
+        return predict(self.around.job(self.profile, "one device", 1, self.batch(1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,23 +237,23 @@ class ScalingReport:
         Returns:
             A JSON document.
         """
-        request = self.request
+        request, around = self.request, self.request.around
         rows = [_content(one) for one in (*self.rows, *self.others)]
         return json.dumps(
             {
                 "version": 1,
                 "model": request.profile.model,
                 "batch": request.profile.batch,
-                "device": {"name": request.device.name, "speed": request.device.speed},
+                "device": {"name": around.device.name, "speed": around.device.speed},
                 "network": {
-                    "link": dataclasses.asdict(request.network.link),
-                    "per_host": request.network.per_host,
-                    "inside": request.network.inside and dataclasses.asdict(request.network.inside),
+                    "link": dataclasses.asdict(around.network.link),
+                    "per_host": around.network.per_host,
+                    "inside": around.network.inside and dataclasses.asdict(around.network.inside),
                 },
                 "examples": request.examples,
                 "epochs": request.epochs,
                 "grows": request.grows,
-                "noise": request.noise,
+                "noise": around.noise,
                 "save_seconds": request.save_seconds,
                 "best": None if self.best is None else self.rows.index(self.best),
                 "rows": rows[: len(self.rows)],
@@ -308,18 +299,7 @@ def _methods(request: Request, workers: int) -> list[str]:
 def _job(request: Request, method: str, workers: int) -> Job | None:
     if method == "pipeline" and workers > MOST_IN_PIPELINES:
         return None
-    job = Job(
-        profile=request.profile,
-        network=request.network,
-        device=request.device,
-        method=method,
-        workers=workers,
-        batch=request.batch(workers),
-        noise=request.noise,
-        codec_seconds=request.codec[0],
-        codec_seconds_per_byte=request.codec[1],
-        servers=max(workers // 4, 1),
-    )
+    job = request.around.job(request.profile, method, workers, request.batch(workers))
     if method == "local-sgd":
         return dataclasses.replace(job, every=min(smallest_interval(meetings(job)), _MOST_STEPS))
     return None if method == "pipeline" and job.pipeline is None else job
@@ -335,7 +315,7 @@ def _row(request: Request, job: Job, price: Price) -> Row:
     late = request.deadline_seconds is not None and found.seconds > request.deadline_seconds
     dear = request.budget is not None and found.price > request.budget
     alone = request.alone.seconds / request.batch(1)
-    slowest, fastest = (_seconds_at(job, step, speed) for speed in request.speeds)
+    slowest, fastest = (_seconds_at(job, step, speed) for speed in request.around.speeds)
     return Row(
         job=job,
         step=step,
