@@ -1,4 +1,4 @@
-"""Roles and their restart policies: tables of what the end of a process means, also for roles that no job has yet."""
+"""Roles and their restart policies: tables of what the end of a process means."""
 
 import signal
 
@@ -8,7 +8,6 @@ from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import (
     CHIEF,
     IN_STEP,
-    OBSERVER,
     SERVER,
     STATELESS,
     Consequence,
@@ -44,7 +43,6 @@ WAIT, COMPLETE, REPLACE, LOSE, RESTART, FAIL = Consequence
         (CHIEF, COMPLETE, FAIL, RESTART, FAIL),
         (STATELESS, REPLACE, REPLACE, REPLACE, LOSE),
         (SERVER, RESTART, RESTART, RESTART, FAIL),
-        (OBSERVER, WAIT, REPLACE, REPLACE, LOSE),
     ],
 )
 def test_what_the_end_of_a_process_means(
@@ -73,31 +71,29 @@ def test_the_roles_of_jobs() -> None:
     assert [role.name for role in roles if role.runs_script] == ["chief"]
 
 
-# A job that `tfdist run` does not start yet: the supervisor knows no role by its name.
-EVALUATED = (
-    *roles_of(LaunchConfig(target="t.py", workers=1, parameter_servers=1)),
-    Role(name="evaluator", count=1, restart_policy=OBSERVER),
+RULES = Rules(
+    roles=roles_of(LaunchConfig(target="t.py", workers=2, parameter_servers=1)), grace_seconds=10.0, max_restarts=1
 )
-RULES = Rules(roles=EVALUATED, grace_seconds=10.0, max_restarts=1)
-EVALUATOR = 3
+WORKER, OTHER, SERVERS = 1, 2, frozenset({3})
 
 
 def ended(worker: int, returncode: int = -9) -> Exited:
     return Exited(worker=worker, returncode=returncode, time=5.0)
 
 
-def test_an_evaluator_is_replaced_and_its_loss_is_nobodys() -> None:
-    state, actions = decide(first_state(RULES), ended(EVALUATOR), now=5.0, rules=RULES)
-    assert actions[0] == Start(worker=EVALUATOR)
+def test_a_worker_of_a_chief_is_replaced_and_then_left_out_while_another_is_left() -> None:
+    state, actions = decide(first_state(RULES), ended(WORKER), now=5.0, rules=RULES)
+    assert actions[0] == Start(worker=WORKER)
     assert isinstance(actions[1], Say)
-    assert "evaluators: 1 of 1 times" in actions[1].text
-    state, actions = decide(state, ended(EVALUATOR), now=6.0, rules=RULES)
+    assert "workers: 1 of 1 times" in actions[1].text
+    state, actions = decide(state, ended(WORKER), now=6.0, rules=RULES)
     assert (state.phase, len(actions)) == (Phase.RUNNING, 1)
     assert "continues without it" in str(actions[0])
-    state, actions = decide(first_state(RULES), ended(EVALUATOR, 0), now=5.0, rules=RULES)
-    assert (state.phase, actions) == (Phase.RUNNING, ())
-    state, actions = decide(state, ended(0, 0), now=6.0, rules=RULES)
-    assert (state.verdict, actions) == (Verdict.FINISHED, (Send(workers=frozenset({1, 2}), number=signal.SIGTERM),))
+    finished, actions = decide(state, ended(0, 0), now=7.0, rules=RULES)
+    assert finished.verdict is Verdict.FINISHED
+    assert actions == (Send(workers=SERVERS | {OTHER}, number=signal.SIGTERM),)
+    state, _ = decide(state, ended(OTHER), now=7.0, rules=RULES)
+    assert (state.verdict, state.cause) == (Verdict.FAILED, OTHER)
 
 
 def test_one_that_hangs_is_killed_once_and_may_hang_again_when_it_was_replaced() -> None:
@@ -124,7 +120,10 @@ def test_a_recorded_failure_that_is_not_followed_by_an_end_has_failed_the_start(
 
 
 def test_a_signal_goes_to_all_that_run_the_script() -> None:
-    roles = (Role(name="worker", count=2, restart_policy=CHIEF, runs_script=True), *EVALUATED[2:])
+    roles = (
+        Role(name="worker", count=2, restart_policy=CHIEF, runs_script=True),
+        Role(name="ps", count=2, restart_policy=SERVER),
+    )
     rules = Rules(roles=roles, grace_seconds=10.0)
     state, actions = decide(first_state(rules), Received(number=signal.SIGTERM), now=5.0, rules=rules)
     assert actions[0] == Send(workers=frozenset({0, 1}), number=signal.SIGTERM)

@@ -47,7 +47,6 @@ class RestartPolicy:
     kills: bool = False  # the others are killed before a restart, because they hold no unsaved state
     blame_seconds: float = 0.0  # for which the end of another process may turn out to be the cause
     same_failures: int | None = None  # in a row at one step, which end the job
-    required: bool = True  # the job fails without any process of the role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,6 @@ IN_STEP = RestartPolicy(kills=True, same_failures=SAME_FAILURES)
 CHIEF = RestartPolicy(on_success=Success.COMPLETE, only_if_killed=True, blame_seconds=BLAME_SECONDS)
 STATELESS = RestartPolicy(scope=Scope.MEMBER, on_success=Success.FAILURE)
 SERVER = RestartPolicy(on_success=Success.FAILURE)
-OBSERVER = RestartPolicy(scope=Scope.MEMBER, required=False)
 
 
 def roles_of(config: LaunchConfig) -> tuple[Role, ...]:

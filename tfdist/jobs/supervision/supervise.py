@@ -151,7 +151,7 @@ def _lost_one(state: State, event: Exited, follows: Consequence, now: float, rul
         said = f"{ended}; it is started again at its port ({role.name}s: {used + 1} of {most} times)"
         return state, (Start(worker=event.worker), Say(text=said))
     spent = f"{role.name}s were started again {used} of {most} times (--max-restarts)"
-    if not role.restart_policy.required or any(rules.role(index) is role for index in state.running):
+    if any(rules.role(index) is role for index in state.running):
         return state, (Say(text=f"{ended}; {spent}, so the job continues without it"),)
     said = f"{ended}; {spent} and none is left, so the job fails"
     return stop(replace(state, failed=True, cause=event.worker), Verdict.FAILED, now, rules, said=said)
