@@ -90,10 +90,10 @@ def number(
     return result
 
 
-def boolean(name: str, value: Any, *, hint: str = "") -> bool:
+def boolean(name: str, value: Any) -> bool:
     """Return ``value`` if it is exactly True or False."""
     if not isinstance(value, bool):
-        raise _type_error(name, value, "True or False", hint)
+        raise _type_error(name, value, "True or False", "")
     return value
 
 

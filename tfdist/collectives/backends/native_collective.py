@@ -133,11 +133,11 @@ class NativeCollective:
         tensor = wire_dtypes.copyable(tensor)
         return tensor if self.size == 1 else self._run("broadcast", key, root, tensor=tensor)
 
-    def broadcast_all(self, tensors: Sequence[tf.Tensor], *, key: str, root: int = 0) -> list[tf.Tensor]:
-        """Return one member's values; for replicas of a process, the tensors of each dtype are one operation."""
+    def broadcast_all(self, tensors: Sequence[tf.Tensor], *, key: str) -> list[tf.Tensor]:
+        """Return member 0's values; for replicas of a process, the tensors of each dtype are one operation."""
         if self._number > 0 or self.size == 1:
-            return [self.broadcast(one, key=f"{key} {index}", root=root) for index, one in enumerate(tensors)]
-        return base.by_dtype(tensors, lambda number, same: self._run("hand_out", f"{key} {number}", root, tensors=same))
+            return [self.broadcast(one, key=f"{key} {index}") for index, one in enumerate(tensors)]
+        return base.by_dtype(tensors, lambda number, same: self._run("hand_out", f"{key} {number}", 0, tensors=same))
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         tensor = base.require_rows(wire_dtypes.copyable(tensor))

@@ -82,10 +82,10 @@ class Load(NamedTuple):
     stepping_seconds: float = 0.0
 
 
-def median_seconds(function: Callable[[], None], times: int = 3) -> float:
-    """Return the median time of a few calls, after one that is not timed."""
+def median_seconds(function: Callable[[], None]) -> float:
+    """Return the median time of three calls, after one that is not timed."""
     taken = []
-    for _ in range(1 + times):
+    for _ in range(4):
         began = time.perf_counter()
         function()
         taken.append(time.perf_counter() - began)

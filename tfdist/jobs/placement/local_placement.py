@@ -302,12 +302,10 @@ class LocalPlacement:
         guard: Guard,
         *,
         starter: Starter = started_anew,
-        environ: Mapping[str, str] | None = None,
         host: str = LOOPBACK,
     ) -> None:
         self._guard = guard
         self._starter = starter
-        self._environ = os.environ if environ is None else environ
         self._host = host
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
@@ -329,9 +327,9 @@ class LocalPlacement:
                 is_terminal = 1 not in spec.piped and os.isatty(stream)
                 outputs[stream], given[stream] = _terminal() if is_terminal else os.pipe()
             streams = {0: 0, 1: 1, 2: 2} | given
-            environ = spec.environ(self._environ)
+            environ = spec.environ(os.environ)
             if spec.gpus is not None:
-                environ[worker_spec.VISIBLE] = worker_spec.visible_gpus(spec.gpus, self._environ)
+                environ[worker_spec.VISIBLE] = worker_spec.visible_gpus(spec.gpus, os.environ)
             child = self._starter(spec, environ, (streams[0], streams[1], streams[2]))
         except (OSError, TfdistError) as error:
             for descriptor in outputs.values():

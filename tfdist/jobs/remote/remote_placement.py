@@ -45,7 +45,6 @@ class RemotePlacement:
         interrupted: Callable[[], bool] = lambda: False,
         memory: Path | None = None,
         end: Callable[[], None] = lambda: None,
-        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
         self._remote = remote
@@ -58,13 +57,12 @@ class RemotePlacement:
         self._terminated: set[str] = set()  # hosts whose agents have received SIGTERM
         self._recorded = None if memory is None else RemoteSteps(memory)
         self._launcher = LAUNCHERS[remote.launcher]
-        self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}
         self._reached = 0  # counts connections: leftovers of an earlier agent have another name
         self._hosts = remote.hosts
         self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the launcher says so
         self._connector = HostConnector(
-            self._launcher, remote, key=key, environ=self._environ, say=say, name=f"tfdist-{job_id}"
+            self._launcher, remote, key=key, environ=os.environ, say=say, name=f"tfdist-{job_id}"
         )
         self._versions: Mapping[str, str] | None = None
         self._known: set[str] = set()  # names of the hosts that have been reached
@@ -270,7 +268,7 @@ class RemotePlacement:
             sender.tell("send copies", to=at, name=sender.host.name, key=sender.key_for(key))
 
     def _hello(self, host: Host) -> dict[str, Any]:
-        own = {name: value for name, value in self._environ.items() if name not in self._launcher.of_each_host}
+        own = {name: value for name, value in os.environ.items() if name not in self._launcher.of_each_host}
         return {
             "version": __version__,
             "folder": os.getcwd(),

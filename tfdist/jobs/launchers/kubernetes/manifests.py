@@ -95,7 +95,7 @@ def objects(request: Request) -> list[Values]:
     return own + ([config_map(request)] if request.script is not None else [])
 
 
-def runtime(image: str = "tfdist:gpu") -> Values:
+def runtime() -> Values:
     """Return `tensorflow-distributed`, a ClusterTrainingRuntime of Kubeflow's Trainer v2.
 
     Trainer has no policy for TensorFlow. The one for JAX sets the number of pods (JAX_NUM_PROCESSES), which is all that
@@ -105,7 +105,7 @@ def runtime(image: str = "tfdist:gpu") -> Values:
     pod = {
         "terminationGracePeriodSeconds": 60,
         "restartPolicy": "Never",
-        "containers": [container(image, env=[{"name": K8S_SERVICE.name, "valueFrom": label}], resources={})],
+        "containers": [container("tfdist:gpu", env=[{"name": K8S_SERVICE.name, "valueFrom": label}], resources={})],
         "volumes": [shared_memory()],
     }
     of_job = {
