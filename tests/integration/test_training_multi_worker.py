@@ -5,6 +5,7 @@ could change. What is decided above them is tried under two that share no collec
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ OTHERS = [
 STRATEGIES = TWO + [name for name in OTHERS if name not in TWO]
 under_two = pytest.mark.parametrize("pool", TWO, indirect=True)
 under_one = pytest.mark.parametrize("pool", TWO[:1], indirect=True)  # the matrix, or the tests of the ring, have others
+# marks of `pool` have no other parameter: else pytest would not group the tests of a pool, and start it again and again
+under_the_ring = pytest.mark.parametrize("pool", TWO[1:], indirect=True)
 # what carries the workers' tensors, by what is asked for; each ends waits, and is ended, in another way
 CARRIERS = [
     ("multi-worker", "auto", "NativeCollective"),
@@ -75,20 +78,24 @@ def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
 
 
 # what is decided, and cut, does not depend on the collectives
-@pytest.mark.parametrize(
-    ("pool", "kind", "at_once"),
-    [
-        *[("multi-worker", *case) for case in (("arrays", 1), ("reading", 1))],
-        ("ring", "dataset", 2),
-        pytest.param("multi-worker", "dataset", 2, marks=pytest.mark.release),
-        *[pytest.param("ring", kind, 1, marks=pytest.mark.release) for kind in ("arrays", "reading")],
-    ],
-    indirect=["pool"],
-)
-def test_shares_follow_the_speed_of_workers_with_the_numbers_of_one_device(
-    pool: WorkerPool, kind: str, at_once: int
-) -> None:
-    seen = call(pool, "shares_follow", cases="balance_cases", kind=kind, at_once=at_once)
+INPUTS = {"arrays": 1, "reading": 1, "dataset": 2}  # the steps of an execution
+further = functools.partial(pytest.param, marks=pytest.mark.release)
+
+
+@under_one
+@pytest.mark.parametrize("kind", ["arrays", "reading", further("dataset")])
+def test_shares_follow_the_speed_of_workers_with_the_numbers_of_one_device(pool: WorkerPool, kind: str) -> None:
+    require_that_shares_follow(pool, kind)
+
+
+@under_the_ring
+@pytest.mark.parametrize("kind", ["dataset", further("arrays"), further("reading")])
+def test_shares_follow_the_speed_of_a_ring_with_the_numbers_of_one_device(pool: WorkerPool, kind: str) -> None:
+    require_that_shares_follow(pool, kind)
+
+
+def require_that_shares_follow(pool: WorkerPool, kind: str) -> None:
+    seen = call(pool, "shares_follow", cases="balance_cases", kind=kind, at_once=INPUTS[kind])
     assert seen[0]["changes"] == seen[1]["changes"]
     assert 1 <= len(seen[0]["changes"]) <= 5
     first, last = (np.array(rows) for _, rows in (seen[0]["changes"][0], seen[0]["changes"][-1]))
@@ -145,12 +152,17 @@ def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> No
 
 
 # each makes variables in its own way; what is compared of them is decided above
-@pytest.mark.parametrize(
-    ("pool", "kind"),
-    [*((name, "size") for name in STRATEGIES), *((TWO[0], kind) for kind in ("transposed", "dtype"))],
-    indirect=["pool"],
-)
-def test_a_variable_that_differs_is_named_on_every_worker(pool: WorkerPool, kind: str) -> None:
+def test_a_variable_that_differs_is_named_on_every_worker(pool: WorkerPool) -> None:
+    require_that_a_variable_is_named(pool, "size")
+
+
+@under_one
+@pytest.mark.parametrize("kind", ["transposed", "dtype"])
+def test_a_variable_with_as_many_elements_that_differs_is_named_on_every_worker(pool: WorkerPool, kind: str) -> None:
+    require_that_a_variable_is_named(pool, kind)
+
+
+def require_that_a_variable_is_named(pool: WorkerPool, kind: str) -> None:
     for differs, alike in call(pool, "variables_that_differ", kind=kind):
         assert "/kernel" in differs
         assert "same model" in differs
@@ -274,6 +286,8 @@ def test_the_chiefs_learning_rate_holds(pool: WorkerPool) -> None:
     assert chief["rate"] == pytest.approx(0.01)
 
 
+# test_run_recovers.py kills workers of the other strategies, which resume from backups
+@pytest.mark.parametrize("pool", ["multi-worker", "model-parallel"], indirect=True)
 def test_a_backup_restores_all_workers(pool: WorkerPool, tmp_path: Path) -> None:
     chief, other = call(pool, "backup_and_restore", folder=str(tmp_path / "backup"))
     assert chief == other
@@ -383,9 +397,19 @@ def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(
         assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}
 
 
-@under_two
-@pytest.mark.parametrize("case", ["contrast", "reduced"])
+@under_one
+@pytest.mark.parametrize("case", ["contrast", further("reduced")])
 def test_what_a_step_takes_from_all_workers_is_that_of_one_device(pool: WorkerPool, case: str) -> None:
+    require_the_step_of_one_device(pool, case)
+
+
+@under_the_ring
+@pytest.mark.parametrize("case", ["reduced", further("contrast")])
+def test_what_a_step_takes_from_a_ring_is_that_of_one_device(pool: WorkerPool, case: str) -> None:
+    require_the_step_of_one_device(pool, case)
+
+
+def require_the_step_of_one_device(pool: WorkerPool, case: str) -> None:
     for seen in call(pool, case, cases="own_gradient_cases", names=["mean", "clipped"]):
         (run,) = seen.values()
         assert run["apart"] < 1e-5
