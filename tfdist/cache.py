@@ -152,24 +152,49 @@ def reachable(path: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def locked(path: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of a file; the system releases it when the holder ends, however it ends."""
-    deadline, waiting = time.monotonic() + timeout_seconds, False
     with path.open("a+", encoding="utf-8") as file:
-        while not _take(file.fileno(), path):
+
+        def holder() -> str:
             file.seek(0)
-            holder = f"process {file.read().strip() or '?'}"
-            if not waiting:
-                on_wait(holder)
-                waiting = True
-            if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"{holder} has been doing the same for more than {timeout_seconds:g} s. End it, then try again.",
-                    path=path,
-                )
-            time.sleep(_LOOK_SECONDS)
+            return f"process {file.read().strip() or '?'}"
+
+        _wait(file.fileno(), path, holder, timeout_seconds=timeout_seconds, on_wait=on_wait)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def locked_folder(place: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a folder without writing in it; otherwise like `locked`."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        _wait(descriptor, place, lambda: "another process", timeout_seconds=timeout_seconds, on_wait=on_wait)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait(
+    descriptor: int,
+    path: Path,
+    holder: Callable[[], str],
+    *,
+    timeout_seconds: float,
+    on_wait: Callable[[str], None],
+) -> None:
+    deadline, waiting = time.monotonic() + timeout_seconds, False
+    while not _take(descriptor, path):
+        if not waiting:
+            on_wait(holder())
+            waiting = True
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{holder()} has been doing the same for more than {timeout_seconds:g} s. End it, then try again.",
+                path=path,
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _take(descriptor: int, path: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.cache import folder, locked
+from tfdist.cache import folder, locked, locked_folder
 from tfdist.errors import ConfigError, DeadlineError
 from tfdist_horovod.wheel_cache import Cache, open_cache
 
@@ -101,4 +101,18 @@ def test_who_waits_is_told_for_whom_and_not_for_ever(cache: Cache) -> None:
             pytest.fail("two had the same lock")
     assert told == [f"process {os.getpid()}"]
     with locked(cache.lock("key"), timeout_seconds=0.1, on_wait=told.append):
+        assert len(told) == 1
+
+
+def test_a_folder_is_locked_without_a_file(tmp_path: Path) -> None:
+    told: list[str] = []
+    with (
+        locked_folder(tmp_path, timeout_seconds=200, on_wait=told.append),
+        refused(DeadlineError, path=tmp_path),
+        locked_folder(tmp_path, timeout_seconds=0.1, on_wait=told.append),
+    ):
+        pytest.fail("two had the same lock")
+    assert told == ["another process"]
+    assert list(tmp_path.iterdir()) == []
+    with locked_folder(tmp_path, timeout_seconds=0.1, on_wait=told.append):
         assert len(told) == 1
