@@ -1,52 +1,36 @@
 """Groups of workers, and checks in them, for both test files of sharded data parallelism."""
 
-import os
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration import case_pools
 from tests.integration.forks import Forks
-from tests.integration.light import python_path
-from tfdist.cluster import ports
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 from tfdist.variables import COLLECTIVES, SHARDING_STAGE
 
 DEADLINE_SECONDS = 900
-CASES = Path(__file__).parent / "cases"
 Group = tuple[int, int, str]  # workers, stage and what carries tensors
 # for what carries tensors, and shares the rest with the others; the first of each list is trained on uneven rows
 OVER_OTHERS = {
     "horovod": [("distributed, accumulating", "plain"), ("adam, clipnorm", "plain")],
     "tensorflow": [("distributed, accumulating", "plain"), ("adafactor", "table")],
 }
+call = functools.partial(case_pools.call, of="sharded_cases")
 
 
 def start(forking: Forks, workers: int, stage: int, collectives: str) -> WorkerPool:
-    def environments() -> list[dict[str, str]]:
-        made = worker_environments(
-            os.environ, strategy="sharded-data-parallel", ports=ports.free_ports(workers), replicas_per_worker=1
-        )
-        more = {"PYTHONPATH": python_path(CASES), COLLECTIVES.name: collectives}
-        return [environment | more | {SHARDING_STAGE.name: str(stage)} for environment in made]
-
-    pool = WorkerPool(environments, start=forking.worker)
-    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
-    return pool
+    variables = {COLLECTIVES.name: collectives, SHARDING_STAGE.name: str(stage)}
+    return case_pools.start(forking, "sharded-data-parallel", workers, **variables)
 
 
 def within(*groups: Group) -> pytest.MarkDecorator:
     """Run a test in each group, whose processes are those of the fixture `pool`."""
     names = [f"{workers} workers, stage {stage}, {collectives}" for workers, stage, collectives in groups]
     return pytest.mark.parametrize("pool", groups, indirect=True, ids=names)
-
-
-def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
-    answers = pool.call(f"sharded_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
-        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-    return [reply.value for reply in answers]
 
 
 def require_the_numbers_of_one_device(pool: WorkerPool, cases: list[tuple[str, str]]) -> None:

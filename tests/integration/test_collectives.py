@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration import case_pools
 from tests.integration.agents import alive, says, wait_until
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
@@ -45,9 +46,8 @@ class Members:
             given = {"function": name, "count": self.count, "given": given}
             name = "of_replicas"
         answers = self.pool.call(f"{module or 'collective_cases'}:{name}", given, timeout_seconds=DEADLINE_SECONDS)
-        for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
-            assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-        return list(answers[0].value) if self.in_one_process else [reply.value for reply in answers]
+        values = case_pools.returned(answers)
+        return list(values[0]) if self.in_one_process else values
 
     @property
     def in_one_process(self) -> bool:

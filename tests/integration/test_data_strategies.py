@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from tests.corruption import flip
+from tests.integration import case_pools
 from tests.integration.agents import says
+from tests.integration.case_pools import CASES, DEADLINE_SECONDS
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tests.integration.resting import RestingPool
@@ -22,8 +24,6 @@ from tfdist import data
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
 POOLS = {"mirrored": 1, "multi-worker": 2, "ring": 3, None: 1}  # processes; the last one's strategy starts its own
 DIGITS = ("mirrored", "ring")  # those that write the digits, which are scikit-learn's
 SIZES = (41, 37)  # with batches of 12, the last one has 5 examples, or 1: less than there are workers
@@ -52,12 +52,7 @@ class Pools:
     def __call__(self, strategy: str, function: str, *, of: str = "data_cases", **arguments: Any) -> list[Any]:
         """Call a function of the cases with a strategy, on all workers that it has."""
         kind = {"one": "mirrored", "mirrored-2": "mirrored", "parameter-server": None}.get(strategy, strategy)
-        answers = self._pools[kind].call(
-            f"{of}:{function}", {"name": strategy, **arguments}, timeout_seconds=DEADLINE_SECONDS
-        )
-        for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
-            assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-        return [reply.value for reply in answers]
+        return case_pools.call(self._pools[kind], function, of=of, name=strategy, **arguments)
 
     def graph_of_one_device(self, function: str) -> Any:
         """Return the results of one device, which are computed once for all strategies."""

@@ -1,22 +1,19 @@
 """Native collectives between the replicas of one process: which are taken, and what becomes of a step that fails."""
 
+import functools
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.integration import case_pools
+from tests.integration.case_pools import DEADLINE_SECONDS, start
 from tests.integration.forks import Forks
-from tests.integration.light import python_path
-from tfdist.cluster import ports
 from tfdist.native import build_target, library
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 
-DEADLINE_SECONDS = 240
-CASES = Path(__file__).parent / "cases"
-
+call = functools.partial(case_pools.call_one, of="native_replica_cases")
 pytestmark = pytest.mark.timeout(3 * DEADLINE_SECONDS)
 
 
@@ -24,12 +21,7 @@ pytestmark = pytest.mark.timeout(3 * DEADLINE_SECONDS)
 def pool(forking: Forks) -> Iterator[WorkerPool]:
     """One process with two replicas, which TensorFlow gives one thread for all that they run side by side."""
     library.build(library.COLLECTIVES, build_target.observe(), os.environ)
-    (environment,) = worker_environments(
-        os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2
-    )
-    environment |= {"PYTHONPATH": python_path(CASES), "TF_NUM_INTEROP_THREADS": "1"}
-    with WorkerPool(lambda: [environment], start=forking.worker) as workers:
-        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
+    with start(forking, "mirrored", replicas=2, TF_NUM_INTEROP_THREADS="1") as workers:
         yield workers
 
 
@@ -37,26 +29,12 @@ def pool(forking: Forks) -> Iterator[WorkerPool]:
 def processes(forking: Forks) -> Iterator[WorkerPool]:
     """Two processes of two replicas each."""
     library.build(library.COLLECTIVES, build_target.observe(), os.environ)
-
-    def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(2)
-        made = worker_environments(os.environ, strategy="multi-worker", ports=free, replicas_per_worker=2)
-        ours = {"PYTHONPATH": python_path(CASES), "TFDIST_COLLECTIVES": "native"}
-        return [environment | ours for environment in made]
-
-    with WorkerPool(environments, start=forking.worker) as workers:
-        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+    with start(forking, "multi-worker", 2, replicas=2, TFDIST_COLLECTIVES="native") as workers:
         yield workers
 
 
-def call(pool: WorkerPool, function: str, *, cases: str = "native_replica_cases", **arguments: Any) -> Any:
-    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return reply.value
-
-
 def test_a_gradient_goes_straight_to_the_native_collective(pool: WorkerPool) -> None:
-    entered = call(pool, "files", cases="gradient_walk", collectives="native")
+    entered = call(pool, "files", of="gradient_walk", collectives="native")
     assert "collectives/backends/native_collective.py" in entered
     assert "gradients/reduction/replica_sums.py" not in entered, "TensorFlow's reductions are not asked"
     assert len(entered) <= 12, entered

@@ -1,6 +1,6 @@
 """Differentially private training, on one device and over replicas."""
 
-import os
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration import case_pools
+from tests.integration.case_pools import start
 from tests.integration.forks import Forks
-from tests.integration.light import python_path
-from tfdist.cluster import ports
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
+call = functools.partial(case_pools.call_one, of="privacy_cases")
 release = pytest.mark.release  # one more number of replicas, or collective, of what others cover
 KINDS = [
     *("dense", "activity", "pictures", "depthwise", "transposed", "sequence", "recurrent", "attention"),
@@ -22,29 +21,11 @@ KINDS = [
 ]
 
 
-def start(forking: Forks, strategy: str, workers: int) -> WorkerPool:
-    def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
-        return [environment | {"PYTHONPATH": python_path(CASES), "KIND": strategy} for environment in made]
-
-    pool = WorkerPool(environments, start=forking.worker)
-    first = "os:getpid" if workers > 1 else "privacy_cases:four_devices"
-    pool.call(first, {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
-    return pool
-
-
 @pytest.fixture(scope="module")
 def pool(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, "mirrored", 1) as one:
+    with start(forking, "mirrored", KIND="mirrored") as one:
+        call(one, "four_devices")
         yield one
-
-
-def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
-    answers = pool.call(f"privacy_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    for reply in answers:
-        assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return answers[0].value
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,10 +66,10 @@ def test_replicas_train_to_the_weights_of_one_device_noise_included(
 
 @pytest.mark.parametrize("strategy", ["multi-worker", pytest.param("ring", marks=release)])
 def test_workers_train_to_the_weights_of_one_device_noise_included(forking: Forks, alone: Any, strategy: str) -> None:
-    with start(forking, strategy, 2) as workers:
-        same(call(workers, "trained", replicas=0), alone)
+    with start(forking, strategy, 2, KIND=strategy) as workers:
+        same(case_pools.call(workers, "trained", of="privacy_cases", replicas=0)[0], alone)
         kind = "RingStrategy" if strategy == "ring" else "MultiWorkerMirroredStrategy"
-        assert call(workers, "workers_that_meet_seldom") == kind
+        assert case_pools.call(workers, "workers_that_meet_seldom", of="privacy_cases") == [kind] * 2
 
 
 def test_replicas_without_examples_and_empty_batches_count_for_nothing(pool: WorkerPool) -> None:

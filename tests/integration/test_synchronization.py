@@ -1,6 +1,6 @@
 """Workers that meet seldom, beside a simulation on one device and beside data parallelism."""
 
-import os
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,39 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration import case_pools
+from tests.integration.case_pools import DEADLINE_SECONDS, start
 from tests.integration.forks import Forks
-from tests.integration.light import python_path
 from tests.integration.resting import RestingPool
-from tfdist.cluster import ports
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 
-DEADLINE_SECONDS = 600
-CASES = Path(__file__).parent / "cases"
+call = functools.partial(case_pools.call, of="synchronization_cases")
 release = pytest.mark.release  # one more combination of what others cover
-
-
-def start(forking: Forks, workers: int, strategy: str = "multi-worker", replicas: int = 1) -> WorkerPool:
-    def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=replicas)
-        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
-
-    pool = (RestingPool if strategy == "ring" else WorkerPool)(environments, start=forking.worker)
-    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
-    return pool
 
 
 @pytest.fixture(scope="module")
 def pools(forking: Forks) -> Iterator[dict[int, WorkerPool]]:
     with ExitStack() as stack:
-        yield {workers: stack.enter_context(start(forking, workers)) for workers in (2, 3)}
-
-
-def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
-    answers = pool.call(f"synchronization_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
-        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-    return [reply.value for reply in answers]
+        yield {workers: stack.enter_context(start(forking, "multi-worker", workers)) for workers in (2, 3)}
 
 
 def same(one: Any, other: Any, within: float = 1e-6) -> None:
@@ -180,7 +161,7 @@ def test_the_recipe_trains_and_shows_the_mean(forking: Forks, tmp_path: Path) ->
 
 def test_replicas_of_a_worker_reduce_in_every_step_of_a_ring(forking: Forks) -> None:
     """Each worker is one place of data parallelism, as the simulation's models are."""
-    with start(forking, 2, "ring", replicas=2) as pool:
+    with start(forking, "ring", 2, replicas=2, kind=RestingPool) as pool:
         found = call(pool, "local_sgd", every=4, optimizer="adam", normalizes=False)
     for seen in found:
         same(seen["weights"], found[0]["simulated"])
@@ -189,7 +170,7 @@ def test_replicas_of_a_worker_reduce_in_every_step_of_a_ring(forking: Forks) -> 
 
 def test_workers_of_a_group_reduce_in_every_step(forking: Forks) -> None:
     """Two groups of two, which the simulation has as two models; also while a fragment travels between all."""
-    with start(forking, 4) as pool:
+    with start(forking, "multi-worker", 4) as pool:
         found = call(pool, "local_sgd", every=4, optimizer="adam", normalizes=True, inside=2)
         outer = call(pool, "sent_by_heads", synchronization="diloco:every=6,fragments=2,delay=2,inside=2")
     for seen in found:

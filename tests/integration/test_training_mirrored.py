@@ -1,44 +1,27 @@
 """Mirrored training beside what the equivalence matrix compares: nothing patched, refusals, loops of one's own."""
 
 import functools
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.integration import case_pools
+from tests.integration.case_pools import start
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import OPTIMIZED, Forks
-from tests.integration.light import python_path
-from tfdist.cluster import ports
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
-
-
-def started(forking: Forks, **variables: str) -> WorkerPool:
-    (environment,) = worker_environments(
-        os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2
-    )
-    environment |= {"PYTHONPATH": python_path(CASES), **variables}
-    pool = WorkerPool(lambda: [environment], start=forking.worker)
-    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
-    return pool
+call = functools.partial(case_pools.call_one, of="mirrored_cases")
+corner = functools.partial(case_pools.call_one, of="corner_cases")
+refusal = functools.partial(case_pools.call_one, of="refusal_cases", cases_of="mirrored_cases")
 
 
 @pytest.fixture(scope="module")
 def pool(forking: Forks) -> Iterator[WorkerPool]:
-    with started(forking) as workers:
+    with start(forking, "mirrored", replicas=2) as workers:
         yield workers
-
-
-def call(pool: WorkerPool, function: str, *, cases: str = "mirrored_cases", **arguments: Any) -> Any:
-    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return reply.value
 
 
 def test_plain_keras_is_left_alone(pool: WorkerPool) -> None:
@@ -55,7 +38,7 @@ def test_a_model_that_overrides_fit_is_found(pool: WorkerPool) -> None:
 def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_replica_has_no_rows(
     pool: WorkerPool,
 ) -> None:
-    shares = functools.partial(call, pool, cases="share_cases")
+    shares = functools.partial(call, pool, of="share_cases")
     assert shares("rows_of_a_loop_of_ones_own") == [[0, 1, 2, 3, 4, 5], [6, 7]]
     seen = shares("too_few_rows")
     assert seen["fit"][:3] == ["ConfigError", "shares", "(3, 1)"]
@@ -64,7 +47,7 @@ def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_re
 
 @pytest.mark.parametrize("name", ["FedProx", "Scaffold"])
 def test_a_federated_client_with_two_devices_has_the_weights_of_one(pool: WorkerPool, name: str) -> None:
-    kinds = call(pool, "distance_to_one_device", cases="federated_cases", name=name)
+    kinds = call(pool, "distance_to_one_device", of="federated_cases", name=name)
     assert [kinds[kind]["replicas"] for kind in ("mirrored", "model-parallel")] == [2, 1]
     for kind, found in kinds.items():
         assert found["weights"] < 1e-5, kind
@@ -102,14 +85,14 @@ def test_a_loop_of_ones_own_is_tensorflows(pool: WorkerPool) -> None:
 
 
 def test_a_function_may_run_twice_and_reduce_between(pool: WorkerPool) -> None:
-    seen = call(pool, "two_runs_in_a_function", cases="function_cases")
+    seen = call(pool, "two_runs_in_a_function", of="function_cases")
     assert seen["rows"] == [4, 4, 3, 4, 4, 3]
     assert seen["apart"] < 1e-5
 
 
 def test_a_function_may_make_its_iterator(pool: WorkerPool) -> None:
     # on no more cores than replicas TensorFlow waits for ever, with the threads that it takes by itself
-    assert call(pool, "iterators_inside_functions", cases="function_cases") == [
+    assert call(pool, "iterators_inside_functions", of="function_cases") == [
         rows * (rows - 1) for rows in range(3, 9) for _ in range(3)
     ]
 
@@ -120,7 +103,7 @@ def test_a_gather_that_does_not_fit_harms_nothing_after_it(pool: WorkerPool) -> 
 
 
 def test_counts_are_reset_without_a_reduction(pool: WorkerPool) -> None:
-    assert call(pool, "counts_are_reset", cases="counter_cases") == {
+    assert call(pool, "counts_are_reset", of="counter_cases") == {
         "before": 4.0,
         "after": [0.0, 0.0],
         "reductions": 0,
@@ -162,19 +145,18 @@ def test_positions_of_a_loop_of_ones_own_are_there_once(pool: WorkerPool) -> Non
 
 
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
-    (reply,) = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.value == [], reply
+    assert call(pool, "collectives", of="reducer_cases") == []
 
 
 def test_a_gradient_enters_few_files_between_the_tape_and_the_update(pool: WorkerPool) -> None:
-    entered = call(pool, "files", cases="gradient_walk", collectives="tensorflow")
+    entered = call(pool, "files", of="gradient_walk", collectives="tensorflow")
     assert "gradients/reduction/reducer.py" in entered
     assert not any(one.startswith("gradients/sharding/") for one in entered), "nothing is sharded"
     assert len(entered) <= 12, entered
 
 
 def test_a_batch_crosses_few_files_from_fit_to_the_step_of_a_replica(pool: WorkerPool) -> None:
-    crossed = call(pool, "files", cases="batch_walk")
+    crossed = call(pool, "files", of="batch_walk")
     assert {"training/global_batches.py", "training/keras_loop.py", "training/replica/replica_step.py"} <= set(crossed)
     assert len(crossed) <= 10, crossed
 
@@ -202,12 +184,6 @@ CORNERS = (
 FAR = "statistics_far_from_zero"
 
 
-def corner(pool: WorkerPool, function: str, **arguments: Any) -> Any:
-    (reply,) = pool.call(f"corner_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return reply.value
-
-
 @pytest.mark.parametrize("name", CORNERS)
 def test_corners_give_the_numbers_of_one_device(pool: WorkerPool, name: str) -> None:
     seen = corner(pool, "both", name=name)
@@ -216,7 +192,7 @@ def test_corners_give_the_numbers_of_one_device(pool: WorkerPool, name: str) -> 
 
 def test_statistics_far_from_zero_are_those_of_one_device_as_users_train(forking: Forks) -> None:
     """Optimized graphs agree to within 1e-5; as traced, one number is 1.5e-5 off."""
-    with started(forking, **{OPTIMIZED: "1"}) as optimizing:
+    with start(forking, "mirrored", replicas=2, **{OPTIMIZED: "1"}) as optimizing:
         seen = corner(optimizing, "both", name=FAR)
     np.testing.assert_allclose(seen["two"], seen["one"], rtol=1e-5, atol=1e-5)
 
@@ -286,23 +262,13 @@ def _refusals(pool: WorkerPool) -> dict[str, list[Any]]:
 
 
 def test_the_gradient_noise_scale_is_that_of_one_device_and_changes_nothing(pool: WorkerPool) -> None:
-    def ask(function: str, **arguments: Any) -> Any:
-        (reply,) = pool.call(f"noise_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-        assert reply.status == "returned", reply.detail
-        return reply.value
-
+    ask = functools.partial(call, pool, of="noise_cases")
     assert ask("measured") == pytest.approx(ask("measured", strategy=None), rel=1e-5)
     assert ask("trained", with_callback=True) == ask("trained", with_callback=False)
 
 
-def _reductions(pool: WorkerPool, function: str) -> Any:
-    (reply,) = pool.call(f"reduction_cases:{function}", {}, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return reply.value
-
-
 def test_what_a_step_reduces_to_is_found_and_what_is_neither_is_said_once(pool: WorkerPool) -> None:
-    seen = _reductions(pool, "what_is_said")
+    seen = call(pool, "what_is_said", of="reduction_cases")
     said = {name: run["said"] for name, run in seen.items()}
     for name in ("mean in a step", "sum in a step"):
         (sentence,) = said.pop(name)
@@ -320,21 +286,21 @@ def test_what_a_step_reduces_to_is_found_and_what_is_neither_is_said_once(pool: 
 
 
 def test_a_gradient_of_a_gradient_through_statistics_of_the_batch_is_said_once(pool: WorkerPool) -> None:
-    said = _reductions(pool, "a_gradient_of_a_gradient")["said"]
+    said = call(pool, "a_gradient_of_a_gradient", of="reduction_cases")["said"]
     assert sum("the gradient of a gradient" in one for one in said) == 1, said
 
 
 def test_trying_a_step_changes_nothing(pool: WorkerPool) -> None:
-    states = _reductions(pool, "states_around_a_trial")
+    states = call(pool, "states_around_a_trial", of="reduction_cases")
     assert states["tried"] == states["told"]
-    seen = _reductions(pool, "steps_with_a_counter")
+    seen = call(pool, "steps_with_a_counter", of="reduction_cases")
     assert seen["counts"] == [seen["steps"]] * 2
     assert len(seen["said"]) == 1
     assert "AssignAddVariableOp" in seen["said"][0]
 
 
 def test_an_optimizer_that_its_first_step_builds_is_on_every_replica(pool: WorkerPool) -> None:
-    seen = _reductions(pool, "slots_on_every_replica")
+    seen = call(pool, "slots_on_every_replica", of="reduction_cases")
     for first, second in seen["copies"]:
         assert first == second
     slots = [name for name in seen["names"] if "momentum" in name]
@@ -343,12 +309,12 @@ def test_an_optimizer_that_its_first_step_builds_is_on_every_replica(pool: Worke
 
 
 def test_optimizers_that_their_first_step_builds_eagerly_have_the_numbers_of_one_device(pool: WorkerPool) -> None:
-    seen = call(pool, "apart", cases="first_step_cases", cases_of="mirrored_cases", run_eagerly=True)
+    seen = call(pool, "apart", of="first_step_cases", cases_of="mirrored_cases", run_eagerly=True)
     assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}
 
 
 def test_observers_are_told_of_as_many_steps_as_the_model_counts(pool: WorkerPool) -> None:
-    seen = call(pool, "of_replicas", cases="step_cases")
+    seen = call(pool, "of_replicas", of="step_cases")
     for name, case in seen.items():
         assert case["are_sound"], name
         assert case["are_in_a_row"], name
@@ -373,31 +339,24 @@ def test_observers_are_told_of_as_many_steps_as_the_model_counts(pool: WorkerPoo
 
 
 def test_steps_of_one_execution_are_those_of_single_calls_to_the_bit(pool: WorkerPool) -> None:
-    seen = call(pool, "at_once", cases="step_cases")
+    seen = call(pool, "at_once", of="step_cases")
     assert (seen["compared"] > 20, seen["differ"]) == (True, [])
     assert seen["calls"] == [1] * 5, "of 13 batches a graph predicts four in a call, and the last call finds none"
 
 
 def test_several_steps_in_a_graph_tell_that_they_go_on(pool: WorkerPool) -> None:
-    seen = call(pool, "signs_of_life", cases="step_cases")
+    seen = call(pool, "signs_of_life", of="step_cases")
     assert (seen["examples"], seen["last"]) == ([8, 8], 8)
     assert seen["activities"]
     assert set(seen["activities"]) <= {"INPUT", "STEPPING"}
 
 
 def test_a_step_that_raises_has_ended_for_its_observers(pool: WorkerPool) -> None:
-    seen = call(pool, "eager", cases="step_cases")
+    seen = call(pool, "eager", of="step_cases")
     assert seen["are_sound"]
     assert seen["are_in_a_row"]
     assert seen["phases"] == [["dispatch", "input", "python"], ["dispatch", "input"], ["dispatch", "input", "python"]]
     assert seen["updates"] == 2
-
-
-def refusal(pool: WorkerPool, function: str, **arguments: Any) -> Any:
-    arguments = {"cases_of": "mirrored_cases"} | arguments
-    (reply,) = pool.call(f"refusal_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return reply.value
 
 
 @pytest.mark.parametrize("moved", ["self", "callbacks", "_make_function", "_maybe_symbolic_build"])
@@ -448,14 +407,14 @@ def test_an_untested_pair_trains_only_if_its_step_is_right(pool: WorkerPool) -> 
 
 
 def test_a_distribution_of_keras_is_followed(pool: WorkerPool) -> None:
-    seen = call(pool, "trained", cases="distribution_cases")
+    seen = call(pool, "trained", of="distribution_cases")
     assert seen["replicas"] == 2
     np.testing.assert_allclose(seen["distributed"], seen["plain"], atol=1e-5)
     np.testing.assert_allclose(seen["split"], seen["plain"], atol=1e-5)
 
 
 def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> None:
-    reports = call(pool, "refusals", cases="distribution_cases")
+    reports = call(pool, "refusals", of="distribution_cases")
     setter = "keras.distribution.set_distribution"
     for name, expected in {
         "none set": ("ConfigError", "distribution", "None"),
@@ -470,7 +429,7 @@ def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> 
 
 
 def test_a_graph_that_takes_its_batches_computes_what_python_gives_it(pool: WorkerPool) -> None:
-    seen = call(pool, "both_ways", cases="lone_replica_cases")
+    seen = call(pool, "both_ways", of="lone_replica_cases")
     assert seen["made ahead"]["arrays"] == seen["graph"]["arrays"], "what is made ahead takes no step"
     for name, found in seen["graph"].items():
         assert found.pop("in_a_graph"), name
@@ -480,15 +439,15 @@ def test_a_graph_that_takes_its_batches_computes_what_python_gives_it(pool: Work
 
 
 def test_batches_that_are_copied_ahead_are_the_same(pool: WorkerPool) -> None:
-    seen = call(pool, "early_and_late", cases="device_batch_cases")
+    seen = call(pool, "early_and_late", of="device_batch_cases")
     assert set(seen) == {"1 x 1", "2 x 3"}
     for name, found in seen.items():
         assert found["equal"], name
         assert found["early"], name
         assert all(found["early"]), name
-    assert call(pool, "devices_of_a_batch", cases="device_batch_cases") == [*["CPU:0"] * 3, "CPU:0", *["CPU:1"] * 2]
+    assert call(pool, "devices_of_a_batch", of="device_batch_cases") == [*["CPU:0"] * 3, "CPU:0", *["CPU:1"] * 2]
 
 
 def test_an_input_that_fails_does_not_end_an_epoch(pool: WorkerPool) -> None:
-    seen = call(pool, "error_of_input", cases="lone_replica_cases")
+    seen = call(pool, "error_of_input", of="lone_replica_cases")
     assert seen == {"raised": "InvalidArgumentError", "in_a_graph": True, "steps": 10}

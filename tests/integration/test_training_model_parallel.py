@@ -1,5 +1,6 @@
 """Weights in parts over a mesh of devices: the numbers of one device, whatever is cut along which axis."""
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -9,39 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration import case_pools
+from tests.integration.case_pools import CASES
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
-from tfdist.cluster import ports
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
+call = functools.partial(case_pools.call, of="model_parallel_cases")
+# a mesh says how many of its devices a process has
+start = functools.partial(case_pools.start, strategy="model-parallel", replicas=None)
 # Once for each kind of mesh; a partial batch takes part in what follows.
 ALL: dict[str, Any] = {"rows": 41, "then": ["validate", "evaluate", "predict"]}
 EVALUATE: dict[str, Any] = {"rows": 41, "then": ["evaluate", "predict"]}
-
-
-def start(forking: Forks, workers: int, *, cpus: int = 1) -> WorkerPool:
-    more = {"PYTHONPATH": python_path(CASES), "LOGICAL_CPUS": str(cpus)}
-
-    def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy="model-parallel", ports=free, replicas_per_worker=1)
-        for one in made:  # a mesh says how many of its devices a process has
-            del one["TFDIST_REPLICAS_PER_WORKER"]
-        return [one | more for one in made]
-
-    pool = WorkerPool(environments, start=forking.worker)
-    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
-    return pool
-
-
-def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
-    replies = pool.call(f"model_parallel_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    for reply in sorted(replies, key=lambda reply: reply.seconds):  # the first failure is the cause
-        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-    return [reply.value for reply in replies]
 
 
 def require_near(found: list[dict[str, Any]]) -> None:
@@ -72,26 +53,26 @@ def equal(references: str) -> Callable[..., None]:
 @pytest.fixture(scope="module")
 def devices(forking: Forks) -> Iterator[WorkerPool]:
     """One process with four devices."""
-    with start(forking, 1, cpus=4) as worker:
+    with start(forking, workers=1, LOGICAL_CPUS="4") as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
 def two(forking: Forks) -> Iterator[WorkerPool]:
     """Two processes, with two devices each for those meshes that have more places than processes."""
-    with start(forking, 2, cpus=2) as workers:
+    with start(forking, workers=2, LOGICAL_CPUS="2") as workers:
         yield workers
 
 
 @pytest.fixture(scope="module")
 def three(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, 3) as workers:
+    with start(forking, workers=3) as workers:
         yield workers
 
 
 @pytest.fixture(scope="module")
 def four(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, 4) as workers:
+    with start(forking, workers=4) as workers:
         yield workers
 
 

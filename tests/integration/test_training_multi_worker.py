@@ -16,17 +16,18 @@ import keras
 import numpy as np
 import pytest
 
+from tests.integration import case_pools
 from tests.integration.agents import says
+from tests.integration.case_pools import CASES, DEADLINE_SECONDS
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports, strategy_table
 from tfdist.cluster.shares import Shares
-from tfdist.testing.pool import Reply, WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 from tfdist.variables import COLLECTIVES, MESH
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
+call = functools.partial(case_pools.call, of="multi_worker_cases")
 TWO = ["multi-worker", "ring"]
 # of a pipeline, whose workers have other parts of one model, test_training_pipeline.py has all
 OTHERS = [
@@ -66,17 +67,6 @@ def pool(request: pytest.FixtureRequest, forking: Forks) -> Iterator[WorkerPool]
         yield workers
 
 
-def replies(pool: WorkerPool, function: str, cases: str = "multi_worker_cases", **arguments: Any) -> tuple[Reply, ...]:
-    return pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-
-
-def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
-    answers = replies(pool, function, **arguments)
-    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
-        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-    return [reply.value for reply in answers]
-
-
 # what is decided, and cut, does not depend on the collectives
 INPUTS = {"arrays": 1, "reading": 1, "dataset": 2}  # the steps of an execution
 further = functools.partial(pytest.param, marks=pytest.mark.release)
@@ -95,7 +85,7 @@ def test_shares_follow_the_speed_of_a_ring_with_the_numbers_of_one_device(pool: 
 
 
 def require_that_shares_follow(pool: WorkerPool, kind: str) -> None:
-    seen = call(pool, "shares_follow", cases="balance_cases", kind=kind, at_once=INPUTS[kind])
+    seen = call(pool, "shares_follow", of="balance_cases", kind=kind, at_once=INPUTS[kind])
     assert seen[0]["changes"] == seen[1]["changes"]
     assert 1 <= len(seen[0]["changes"]) <= 5
     first, last = (np.array(rows) for _, rows in (seen[0]["changes"][0], seen[0]["changes"][-1]))
@@ -109,7 +99,7 @@ def require_that_shares_follow(pool: WorkerPool, kind: str) -> None:
 
 @under_one
 def test_shares_stay_where_fewer_rows_would_not_help(pool: WorkerPool) -> None:
-    (told, changes, shares), (why, *rest) = call(pool, "shares_stay", cases="balance_cases")[0]
+    (told, changes, shares), (why, *rest) = call(pool, "shares_stay", of="balance_cases")[0]
     assert (len(told), changes, shares) == (1, [], [1, 1])
     assert "worker 1" in told[0]
     assert (len(why), rest) == (1, [[], [1, 1]])
@@ -124,7 +114,7 @@ def test_gradients_leave_as_the_backward_pass_makes_them(pool: WorkerPool, reque
     strategy = request.node.callspec.params["pool"]
     engines = ["tensorflow", "native"] if strategy == "multi-worker" else [None]
     for engine in engines:
-        chief, other = call(pool, "reductions_of_a_step", cases="bucket_cases", engine=engine)
+        chief, other = call(pool, "reductions_of_a_step", of="bucket_cases", engine=engine)
         assert chief == other
         # what is used last leaves first, whatever was created first
         assert chief["leave"] == [["last"], ["second"], ["first"]]
@@ -138,7 +128,7 @@ def test_gradients_leave_as_the_backward_pass_makes_them(pool: WorkerPool, reque
 
 @under_two
 def test_measured_buckets_are_alike(pool: WorkerPool) -> None:
-    chief, other = call(pool, "measured_buckets", cases="bucket_cases")
+    chief, other = call(pool, "measured_buckets", of="bucket_cases")
     assert chief == other
     assert chief["mebibytes"] in (1, 2, 4, 8, 16, 32, 64)
     assert refusal_fields.are(chief["refused"], "ConfigError", "bucket_bytes", "large")
@@ -146,7 +136,7 @@ def test_measured_buckets_are_alike(pool: WorkerPool) -> None:
 
 @under_two
 def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> None:
-    for said in call(pool, "models_that_differ", cases="bucket_cases"):
+    for said in call(pool, "models_that_differ", of="bucket_cases"):
         assert "different functions" in said
         assert "gradient of" in said
 
@@ -171,8 +161,7 @@ def require_that_a_variable_is_named(pool: WorkerPool, kind: str) -> None:
 
 @under_one
 def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
-    answers = pool.call("reducer_cases:collectives", {}, timeout_seconds=DEADLINE_SECONDS)
-    assert [reply.value for reply in answers] == [[], []], answers
+    assert call(pool, "collectives", of="reducer_cases") == [[], []]
 
 
 def test_all_begin_with_the_chiefs_weights(pool: WorkerPool) -> None:
@@ -212,7 +201,7 @@ def test_workers_with_data_of_their_own_end_together_and_count_every_example_onc
 
 @under_one
 def test_graphs_of_several_workers_take_their_batches_too(pool: WorkerPool) -> None:
-    for seen in call(pool, "both_ways", cases="lone_replica_cases"):
+    for seen in call(pool, "both_ways", of="lone_replica_cases"):
         assert seen.pop("made ahead")["arrays"] == seen["graph"]["arrays"], "what is made ahead takes no step"
         assert [found.pop("in_a_graph") for found in seen["graph"].values()] == [True, False], "of a known number alone"
         assert not any(found.pop("in_a_graph") for found in seen["python"].values())
@@ -221,7 +210,7 @@ def test_graphs_of_several_workers_take_their_batches_too(pool: WorkerPool) -> N
 
 @under_one
 def test_an_input_that_fails_ends_no_collectives(pool: WorkerPool) -> None:
-    for seen in call(pool, "error_of_input", cases="lone_replica_cases"):
+    for seen in call(pool, "error_of_input", of="lone_replica_cases"):
         assert seen == {"raised": "InvalidArgumentError", "in_a_graph": True, "steps": 10}
 
 
@@ -375,25 +364,22 @@ def noise() -> dict[str, Any]:
 
 def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool, noise: dict[str, Any]) -> None:
     if not noise:
-        noise |= call(pool, "measured", cases="noise_cases", strategy=None)[0]
-    for found in call(pool, "measured", cases="noise_cases"):
+        noise |= call(pool, "measured", of="noise_cases", strategy=None)[0]
+    for found in call(pool, "measured", of="noise_cases"):
         assert found == pytest.approx(noise, rel=1e-5)
 
 
 @under_two
 def test_keras_that_is_not_recognised_is_refused(pool: WorkerPool) -> None:
-    arguments = {"cases_of": "multi_worker_cases", "moved": "self"}
-    for reply in pool.call("refusal_cases:refusals", arguments, timeout_seconds=DEADLINE_SECONDS):
-        assert reply.status == "returned", reply.detail
-        for method, came in reply.value.items():
+    refusal = functools.partial(call, pool, of="refusal_cases", cases_of="multi_worker_cases")
+    for seen in refusal("refusals", moved="self"):
+        for method, came in seen.items():
             assert came.startswith("UnsupportedError: "), (method, came)
-    for reply in pool.call("refusal_cases:loop_of_ones_own", {"cases_of": "multi_worker_cases"}, timeout_seconds=60):
-        assert reply.status == "returned", reply.detail
-        assert reply.value == {"traced": 2.0, "eager": [2.0], "replicas": 2, "count": 3.0}
+    assert refusal("loop_of_ones_own") == [{"traced": 2.0, "eager": [2.0], "replicas": 2, "count": 3.0}] * 2
 
 
 def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(pool: WorkerPool) -> None:
-    for seen in call(pool, "apart", cases="first_step_cases", cases_of="multi_worker_cases"):
+    for seen in call(pool, "apart", of="first_step_cases", cases_of="multi_worker_cases"):
         assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}
 
 
@@ -410,7 +396,7 @@ def test_what_a_step_takes_from_a_ring_is_that_of_one_device(pool: WorkerPool, c
 
 
 def require_the_step_of_one_device(pool: WorkerPool, case: str) -> None:
-    for seen in call(pool, case, cases="own_gradient_cases", names=["mean", "clipped"]):
+    for seen in call(pool, case, of="own_gradient_cases", names=["mean", "clipped"]):
         (run,) = seen.values()
         assert run["apart"] < 1e-5
         assert run["said"] == []

@@ -1,5 +1,6 @@
 """The parameter-server strategy beside what the matrix compares: exact counts, bounds, parts, and workers that go."""
 
+import functools
 import json
 import math
 import os
@@ -9,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.integration import case_pools
 from tests.integration.agents import says
+from tests.integration.case_pools import CASES
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
+call = functools.partial(case_pools.call_one, of="parameter_server_cases")
 
 
 def environments(path: str = python_path(CASES)) -> list[dict[str, str]]:
@@ -39,12 +41,6 @@ def once(forking: Forks, function: str, **arguments: Any) -> Any:
         return call(chief, function, **arguments)
 
 
-def call(pool: WorkerPool, function: str, *, cases: str = "parameter_server_cases", **arguments: Any) -> Any:
-    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return reply.value
-
-
 @pytest.mark.parametrize("bound", [None, 0, 2])
 def test_what_is_counted_is_what_was_applied(pool: WorkerPool, bound: int | None) -> None:
     seen = call(pool, "count_exactly", options={"max_staleness": bound})
@@ -61,7 +57,7 @@ def test_what_is_counted_is_what_was_applied(pool: WorkerPool, bound: int | None
 
 @pytest.mark.parametrize("bound", [0, None])
 def test_a_chief_is_seen_to_wait_and_to_update(pool: WorkerPool, bound: int | None) -> None:
-    seen = call(pool, "of_a_chief", cases="step_cases", max_staleness=bound)
+    seen = call(pool, "of_a_chief", of="step_cases", max_staleness=bound)
     assert seen["are_sound"]
     assert seen["are_in_a_row"]
     assert seen["kinds"] == ["train"] * 4
@@ -71,7 +67,7 @@ def test_a_chief_is_seen_to_wait_and_to_update(pool: WorkerPool, bound: int | No
 
 
 def test_workers_tell_a_chief_that_is_recorded_how_long_their_passes_took(pool: WorkerPool) -> None:
-    seen = call(pool, "passes_of_a_chief", cases="step_cases", forward=0.1, backward=0.1, max_staleness=0)
+    seen = call(pool, "passes_of_a_chief", of="step_cases", forward=0.1, backward=0.1, max_staleness=0)
     assert seen["difference"] == 0.0, "as without stamps"
     assert seen["losses"][0] == seen["losses"][1]
     assert (seen["workers"], seen["is_divided"]) == (3, True)
@@ -89,7 +85,7 @@ def test_workers_tell_a_chief_that_is_recorded_how_long_their_passes_took(pool: 
 
 
 def test_of_workers_that_nobody_waits_for_a_chief_knows_the_loss(pool: WorkerPool) -> None:
-    seen = call(pool, "passes_of_a_chief", cases="step_cases", forward=0.0, backward=0.0, max_staleness=None)
+    seen = call(pool, "passes_of_a_chief", of="step_cases", forward=0.0, backward=0.0, max_staleness=None)
     assert seen["workers"] == 1
     assert not any(seen["parts"])
     seen = [loss for loss in seen["loss"] if not math.isnan(loss)]  # a step may take no result, or several
@@ -116,7 +112,7 @@ def test_gradients_leave_a_worker_in_the_dtype_of_the_wire(pool: WorkerPool, wir
 
 @pytest.mark.parametrize(("codec", "words", "bound"), [("qsgd-8", 646, 0.2), ("natural", 721, 0.6)])
 def test_workers_leave_what_a_codec_makes_of_gradients(pool: WorkerPool, codec: str, words: int, bound: float) -> None:
-    seen = call(pool, "encoded", cases="compression_server_cases", codec=codec)
+    seen = call(pool, "encoded", of="compression_server_cases", codec=codec)
     assert seen["left"] == [["int32", words]]
     assert 0 < seen["off"] < bound
 
@@ -169,7 +165,7 @@ def test_a_stale_gradient_takes_a_smaller_step(pool: WorkerPool) -> None:
 
 
 def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
-    seen = call(pool, "backup_workers", cases="uneven_server_cases")
+    seen = call(pool, "backup_workers", of="uneven_server_cases")
     assert seen["weight"] == seen["iterations"] == 2 + 10
     assert seen["dropped"] == 10 * 4
     assert seen["by worker"] == [[0, 10 * 4]], "the worker that is stopped"
@@ -182,15 +178,15 @@ def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
 
 
 def test_a_metric_that_may_lose_examples_is_named(pool: WorkerPool) -> None:
-    together = call(pool, "undeclared_counts", cases="uneven_server_cases", max_staleness=0)
+    together = call(pool, "undeclared_counts", of="uneven_server_cases", max_staleness=0)
     assert together["count"] == 40.0
-    (told,) = call(pool, "undeclared_counts", cases="uneven_server_cases", max_staleness=None)["told"]
+    (told,) = call(pool, "undeclared_counts", of="uneven_server_cases", max_staleness=None)["told"]
     assert "'undeclared'" in told
     assert "'mae'" not in told
 
 
 def test_a_group_waits_for_no_other(pool: WorkerPool) -> None:
-    seen = call(pool, "groups_by_name", cases="uneven_server_cases")
+    seen = call(pool, "groups_by_name", of="uneven_server_cases")
     assert seen["weight"] == seen["iterations"] == 12 + 60
     assert seen["examples"] == [480.0]
     assert seen["groups"] == {"fast": ["worker-0", "worker-1"], "slow": ["worker-2"]}
@@ -199,7 +195,7 @@ def test_a_group_waits_for_no_other(pool: WorkerPool) -> None:
 
 
 def test_groups_are_made_by_speed_and_every_batch_counts_once(pool: WorkerPool) -> None:
-    seen = call(pool, "groups_by_speed", cases="uneven_server_cases")
+    seen = call(pool, "groups_by_speed", of="uneven_server_cases")
     assert seen["before"] == {"all": ["worker-0", "worker-1", "worker-2"]}
     assert seen["groups"] == {"group-1": ["worker-0", "worker-2"], "group-2": ["worker-1"]}
     assert seen["weight"] == seen["iterations"] == 2 * 101
@@ -210,7 +206,7 @@ def test_groups_are_made_by_speed_and_every_batch_counts_once(pool: WorkerPool) 
 
 
 def test_batches_of_a_group_that_dies_are_computed_by_others(pool: WorkerPool) -> None:
-    seen = call(pool, "a_group_dies", cases="uneven_server_cases")
+    seen = call(pool, "a_group_dies", of="uneven_server_cases")
     assert seen["weight"] == seen["iterations"] == 60
     assert seen["examples"] == [160.0] * 3
     assert seen["lost"] == 1
@@ -240,13 +236,13 @@ def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, den
 
 
 def test_a_step_uses_what_it_has_updated(pool: WorkerPool) -> None:
-    seen = call(pool, "differences", cases="update_cases")
+    seen = call(pool, "differences", of="update_cases")
     assert len(seen) == 3
     assert max(seen.values()) < 1e-5, seen
 
 
 def test_a_gan_may_be_stale_and_must_update_at_every_step(pool: WorkerPool) -> None:
-    seen = call(pool, "stale_and_refused", cases="update_cases")
+    seen = call(pool, "stale_and_refused", of="update_cases")
     assert seen["updates"] == [40, 40]
     assert 0 < seen["largest"] <= 2
     assert "inside a tf.cond" in seen["said"]
@@ -261,7 +257,7 @@ def test_noise_of_an_optimizer_is_that_of_one_device(pool: WorkerPool) -> None:
 
 
 def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
-    assert call(pool, "numbers", cases="update_cases") == {}
+    assert call(pool, "numbers", of="update_cases") == {}
 
 
 def test_a_large_table_lies_in_parts(pool: WorkerPool) -> None:
@@ -344,7 +340,7 @@ def test_wrong_use_is_refused(pool: WorkerPool, wrong: str, expected: tuple[Any,
 
 def test_workers_run_programs_of_xla(pool: WorkerPool) -> None:
     """A program reads variables from servers before it begins; one that XLA cannot compile is refused, without harm."""
-    seen = call(pool, "under_xla", cases="server_xla_cases")
+    seen = call(pool, "under_xla", of="server_xla_cases")
     assert seen["differ"] < 1e-5
     assert "XLA cannot compile AsString" in seen["refused"]
 
@@ -434,20 +430,19 @@ def test_a_job_is_asked_to_end_and_no_step_counts_twice(forking: Forks, tmp_path
 
 
 def test_the_gradient_noise_scale_is_that_of_one_device(pool: WorkerPool) -> None:
-    (reply,) = pool.call("noise_cases:compared", {"strategy": "parameter-server"}, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", reply.detail
-    assert reply.value["scope"] == pytest.approx(reply.value["alone"], rel=1e-5)
+    seen = call(pool, "compared", of="noise_cases", strategy="parameter-server")
+    assert seen["scope"] == pytest.approx(seen["alone"], rel=1e-5)
 
 
 def test_keras_that_is_not_recognised_is_refused(pool: WorkerPool) -> None:
-    seen = call(pool, "refusals", cases="refusal_cases", moved="self", cases_of="parameter_server_cases")
+    seen = call(pool, "refusals", of="refusal_cases", moved="self", cases_of="parameter_server_cases")
     for method, came in seen.items():
         assert came.startswith("UnsupportedError: "), (method, came)
-    seen = call(pool, "loop_of_ones_own", cases="refusal_cases", cases_of="parameter_server_cases")
+    seen = call(pool, "loop_of_ones_own", of="refusal_cases", cases_of="parameter_server_cases")
     assert seen["count"] == 3.0
     assert seen["traced"] == seen["replicas"] == len(seen["eager"]) == 1
 
 
 def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(pool: WorkerPool) -> None:
-    seen = call(pool, "apart", cases="first_step_cases", cases_of="parameter_server_cases")
+    seen = call(pool, "apart", of="first_step_cases", cases_of="parameter_server_cases")
     assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}

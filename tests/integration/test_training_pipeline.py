@@ -1,45 +1,25 @@
 """A model in stages over processes: the numbers of one device, whatever the schedule and wherever it is cut."""
 
-import os
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration import case_pools
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
-from tests.integration.light import python_path
-from tfdist.cluster import ports
 from tfdist.planner import schedules
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 from tfdist.tune.schedule_run import measured
 
-DEADLINE_SECONDS = 800
+call = functools.partial(case_pools.call, of="pipeline_cases")
 # Where a partial batch is no news; and of a model that others evaluate and predict with on the same mesh.
 EVEN: dict[str, Any] = {"rows": 24}
 FIT: dict[str, Any] = {**EVEN, "evaluates": False}
-CASES = Path(__file__).parent / "cases"
+start = functools.partial(case_pools.start, strategy="pipeline")
 Equal = Callable[..., list[dict[str, Any]]]
-
-
-def start(forking: Forks, workers: int, **variables: str) -> WorkerPool:
-    def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy="pipeline", ports=free, replicas_per_worker=1)
-        return [environment | {"PYTHONPATH": python_path(CASES), **variables} for environment in made]
-
-    pool = WorkerPool(environments, start=forking.worker)
-    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
-    return pool
-
-
-def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
-    function = function if ":" in function else f"pipeline_cases:{function}"
-    replies = pool.call(function, arguments, timeout_seconds=DEADLINE_SECONDS)
-    for reply in sorted(replies, key=lambda reply: reply.seconds):  # the first failure is the cause
-        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-    return [reply.value for reply in replies]
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +44,19 @@ def equal(references: str) -> Equal:
 
 @pytest.fixture(scope="module")
 def two(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, 2) as workers:
+    with start(forking, workers=2) as workers:
         yield workers
 
 
 @pytest.fixture(scope="module")
 def four(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, 4) as workers:
+    with start(forking, workers=4) as workers:
         yield workers
 
 
 @pytest.fixture(scope="module")
 def alone(forking: Forks) -> Iterator[WorkerPool]:
-    with start(forking, 1, LOGICAL_CPUS="2") as workers:
+    with start(forking, workers=1, LOGICAL_CPUS="2") as workers:
         yield workers
 
 
@@ -171,7 +151,7 @@ def test_weights_of_a_stage_in_parts_have_the_numbers_of_one_device(
 def test_replicas_of_stages_with_weights_in_parts_share_slots_and_have_the_numbers_of_one_device(
     forking: Forks, equal: Equal
 ) -> None:
-    with start(forking, 8) as eight:
+    with start(forking, workers=8) as eight:
         options = {"layout_map": "auto", "shard_optimizer": 1, **FIT}
         equal(eight, "data=2,pipeline=2,model=2", "mlp-scaling", **options)
 
@@ -216,7 +196,7 @@ def test_passes_run_in_the_order_of_the_schedule(two: WorkerPool) -> None:
 
 
 def test_a_stage_reduces_and_updates_while_the_one_before_it_drains(four: WorkerPool, tmp_path: Path) -> None:
-    found = call(four, "waiting_cases:drained", mesh="data=2,pipeline=2", folder=str(tmp_path))
+    found = call(four, "drained", of="waiting_cases", mesh="data=2,pipeline=2", folder=str(tmp_path))
     assert found == [[True], [], [True], []]
 
 
@@ -225,9 +205,9 @@ def test_what_a_stage_sends_does_not_wait_for_what_it_computes(
     forking: Forks, tmp_path: Path, variables: dict[str, str], threads: int
 ) -> None:
     """Also with one processor for each process, for which TensorFlow would take one thread; and with that, if asked."""
-    with start(forking, 2, **variables) as workers:
+    with start(forking, workers=2, **variables) as workers:
         call(workers, "benchmarks.parallel.parallel_networks:bind")
-        found = call(workers, "waiting_cases:sent", mesh="data=1,pipeline=2", folder=str(tmp_path))
+        found = call(workers, "sent", of="waiting_cases", mesh="data=1,pipeline=2", folder=str(tmp_path))
     assert found == [{"saw": [True], "threads": threads}, {"saw": [], "threads": threads}]
 
 
@@ -238,8 +218,8 @@ def test_what_a_stage_sends_does_not_wait_for_what_it_computes(
 def test_weights_are_updated_after_each_micro_batch_by_delayed_gradients(
     two: WorkerPool, schedule: str, recompute: bool
 ) -> None:
-    function, mesh = "delayed_gradients_cases:without_a_flush", "data=1,pipeline=2"
-    first, second = call(two, function, mesh=mesh, schedule=schedule, recompute=recompute)
+    options = {"mesh": "data=1,pipeline=2", "schedule": schedule, "recompute": recompute}
+    first, second = call(two, "without_a_flush", of="delayed_gradients_cases", **options)
     assert max(first["far"], second["far"]) < 1e-5
     backward = first["backward"]  # which weight the canary had in each pass
     assert first["forward"] == backward or (recompute and sorted(first["forward"]) == sorted(backward * 2))

@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 
+from tests.integration.case_pools import call_one, start
 from tests.integration.forks import Forks
-from tests.integration.test_training_pipeline import call, start
 from tfdist.testing.pool import WorkerPool
 
 
 @pytest.fixture(scope="module")
 def devices(forking: Forks) -> Iterator[WorkerPool]:
     """One process with three devices."""
-    with start(forking, 1, LOGICAL_CPUS="3") as pool:
+    with start(forking, "pipeline", LOGICAL_CPUS="3") as pool:
         yield pool
 
 
 def cut(pool: WorkerPool, name: str, **options: Any) -> dict[str, Any]:
-    (found,) = call(pool, "cut_cases:cut", name=name, **options)
-    return dict(found)
+    return dict(call_one(pool, "cut", of="cut_cases", name=name, **options))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_three_stages_have_the_numbers_of_one_device_wherever_they_meet(
 
 
 def test_the_stages_of_a_model_within_a_model_are_described(devices: WorkerPool) -> None:
-    (lines,) = call(devices, "cut_cases:described")
+    lines = call_one(devices, "described", of="cut_cases")
     first, second = lines[-2:]
     assert re.search("inner/first: 2 calls, 33,280 bytes", first)
     assert re.search("inner/third: 3 calls, 33,800 bytes", second)

@@ -1,5 +1,6 @@
 """The ring strategy beside what the matrix and the tests of all multi-worker strategies compare."""
 
+import functools
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration import case_pools
+from tests.integration.case_pools import DEADLINE_SECONDS, start
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
@@ -18,33 +21,19 @@ from tests.integration.resting import RestingPool
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
-
-
-def start(forking: Forks, workers: int, replicas: int = 1) -> WorkerPool:
-    def environments() -> list[dict[str, str]]:
-        free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy="ring", ports=free, replicas_per_worker=replicas)
-        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
-
-    pool = RestingPool(environments, start=forking.worker)
-    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
-    return pool
-
-
-def call(pool: WorkerPool, function: str, module: str = "ring_cases", **arguments: Any) -> list[Any]:
-    answers = pool.call(f"{module}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
-        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
-    return [reply.value for reply in answers]
+call = functools.partial(case_pools.call, of="ring_cases")
 
 
 @pytest.fixture(scope="module")
 def pools(forking: Forks) -> Iterator[dict[tuple[int, int], WorkerPool]]:
     """Yield pools by their numbers of workers, and of replicas in each."""
     with ExitStack() as stack:
-        yield {each: stack.enter_context(start(forking, *each)) for each in ((3, 1), (2, 2))}
+        yield {
+            (workers, replicas): stack.enter_context(
+                start(forking, "ring", workers, replicas=replicas, kind=RestingPool)
+            )
+            for workers, replicas in ((3, 1), (2, 2))
+        }
 
 
 @pytest.fixture(params=[(3, 1), (2, 2)], ids=["3x1", "2x2"])
@@ -78,9 +67,7 @@ def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
 def test_reducers_give_the_gradients_of_one_device(
     pools: dict[tuple[int, int], WorkerPool], workers: int, replicas: int, options: dict[str, Any]
 ) -> None:
-    pool = pools[workers, replicas]
-    answers = pool.call("reducer_cases:collectives", options, timeout_seconds=DEADLINE_SECONDS)
-    assert not any(reply.value != [] for reply in answers), answers
+    assert call(pools[workers, replicas], "collectives", of="reducer_cases", **options) == [[]] * workers
 
 
 def test_extremes_survive(pool: WorkerPool) -> None:
@@ -180,21 +167,21 @@ def test_an_optimizer_wrapped_by_horovod_is_refused(three: WorkerPool) -> None:
 
 
 def test_groups_train_by_themselves_and_together(forking: Forks) -> None:
-    with start(forking, 3) as workers:
-        for reports in call(workers, "refused_groups", module="ring_group_cases"):
+    with start(forking, "ring", 3, kind=RestingPool) as workers:
+        for reports in call(workers, "refused_groups", of="ring_group_cases"):
             overlap, missing, order, outside, *types = reports
             assert refusal_fields.are(overlap, "ConfigError", "groups", "[[0, 1], [1, 2]]")
             assert refusal_fields.are(missing, "ConfigError", "groups", "[[0], [2]]", "worker 1 ")
             assert refusal_fields.are(order, "ConfigError", "groups", "[[2, 0], [1]]")
             assert refusal_fields.are(outside, "ConfigError", "a worker in groups", "3")
             assert all(refusal_fields.are(report, "ConfigTypeError", "groups") for report in types)
-        zero, one, two = call(workers, "groups", module="ring_group_cases")
+        zero, one, two = call(workers, "groups", of="ring_group_cases")
         assert [worker["replicas"] for worker in (zero, one, two)] == [2, 1, 2]
         assert [worker["chief"] for worker in (zero, one, two)] == [True, True, False]
         assert zero["apart"] == two["apart"]
         assert zero["apart"] != one["apart"]
         assert zero["all"] == one["all"] == two["all"]
-        for report in call(workers, "other_groups", module="ring_group_cases"):
+        for report in call(workers, "other_groups", of="ring_group_cases"):
             assert refusal_fields.are(report, "ConfigError", "groups", "[[0], [1, 2]]")
 
 

@@ -1,20 +1,18 @@
 """States, losses and metrics that depend on a whole batch: those of one device, or said by name."""
 
-import os
+import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration import case_pools
+from tests.integration.case_pools import start
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
-from tests.integration.light import python_path
-from tfdist.cluster import ports
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool
 
-DEADLINE_SECONDS = 800
-CASES = Path(__file__).parent / "cases"
+call = functools.partial(case_pools.call_one, of="batch_wide_cases")
 RIGHT = (
     "states",
     "a codebook",
@@ -33,19 +31,8 @@ RIGHT = (
 @pytest.fixture(scope="module")
 def pool(forking: Forks) -> Iterator[WorkerPool]:
     """Three replicas, of which the last batch leaves two without examples."""
-    (environment,) = worker_environments(
-        os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=3
-    )
-    environment |= {"PYTHONPATH": python_path(CASES)}
-    with WorkerPool(lambda: [environment], start=forking.worker) as workers:
-        workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
+    with start(forking, "mirrored", replicas=3) as workers:
         yield workers
-
-
-def call(pool: WorkerPool, function: str, *, cases: str = "batch_wide_cases", **arguments: Any) -> Any:
-    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
-    return reply.value
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -90,8 +77,7 @@ def test_a_layer_with_a_state_for_each_row_is_refused_by_name(pool: WorkerPool) 
 
 
 def test_a_graph_says_how_a_state_depends_on_what_it_was(pool: WorkerPool) -> None:
-    (reply,) = pool.call("dependence_cases:found", {}, timeout_seconds=DEADLINE_SECONDS)
-    assert reply.value == {
+    assert call(pool, "found", of="dependence_cases") == {
         "counted": ["added", None],
         "subtracted": ["added", None],
         "new": ["none", None],
@@ -106,7 +92,7 @@ def test_a_graph_says_how_a_state_depends_on_what_it_was(pool: WorkerPool) -> No
         "at places": ["replaced", None],
         "added at places": ["added", None],
         "kept": ["added", None],
-    }, reply
+    }
 
 
 def require_the_numbers_of_one_device(seen: dict[str, Any]) -> None:
@@ -116,11 +102,11 @@ def require_the_numbers_of_one_device(seen: dict[str, Any]) -> None:
 
 
 def test_candidates_of_all_replicas_are_those_of_one_device(pool: WorkerPool) -> None:
-    require_the_numbers_of_one_device(call(pool, "contrast", cases="own_gradient_cases"))
+    require_the_numbers_of_one_device(call(pool, "contrast", of="own_gradient_cases"))
 
 
 def test_a_step_that_uses_its_own_gradients_is_named_once_with_the_way_out(pool: WorkerPool) -> None:
-    seen = call(pool, "what_is_said", cases="own_gradient_cases")
+    seen = call(pool, "what_is_said", of="own_gradient_cases")
     assert seen.pop("centred") == seen.pop("scaled") == []
     for name, said in seen.items():
         (sentence,) = said
@@ -130,11 +116,11 @@ def test_a_step_that_uses_its_own_gradients_is_named_once_with_the_way_out(pool:
 
 
 def test_reduced_gradients_are_those_of_one_device(pool: WorkerPool) -> None:
-    require_the_numbers_of_one_device(call(pool, "reduced", cases="own_gradient_cases"))
+    require_the_numbers_of_one_device(call(pool, "reduced", of="own_gradient_cases"))
 
 
 def test_decisions_by_the_loss_are_those_of_one_device_if_it_is_that_of_all(pool: WorkerPool) -> None:
-    seen = call(pool, "decisions", cases="own_gradient_cases")
+    seen = call(pool, "decisions", of="own_gradient_cases")
     require_the_numbers_of_one_device({"of all": seen["of all"]})
     assert seen["of all, in a condition"] < 1e-5
     (sentence,) = seen["own"]
@@ -144,12 +130,12 @@ def test_decisions_by_the_loss_are_those_of_one_device_if_it_is_that_of_all(pool
 
 
 def test_a_table_whose_rows_cannot_be_told_apart_eagerly_is_named_once(pool: WorkerPool) -> None:
-    seen = call(pool, "rows_that_are_said", cases="own_gradient_cases")
+    seen = call(pool, "rows_that_are_said", of="own_gradient_cases")
     (sentence,) = seen.pop("eagerly")
     assert "looked_up/embeddings'" in sentence
     assert seen == {"eagerly, added up": [], "traced": []}
 
 
 def test_gradients_that_cannot_be_reduced_in_a_step_are_refused(pool: WorkerPool) -> None:
-    seen = call(pool, "refusals", cases="own_gradient_cases")
+    seen = call(pool, "refusals", of="own_gradient_cases")
     assert set(seen.values()) == {"UnsupportedError"}, seen

@@ -38,7 +38,7 @@ from tfdist.parallel.mesh_axes import Axes
 from tfdist.strategies import ModelParallelStrategy
 
 RANK = int(os.environ.get("TFDIST_WORKER_INDEX", "0"))
-tfdist.strategies.use_logical_cpus(int(os.environ["LOGICAL_CPUS"]))
+tfdist.strategies.use_logical_cpus(int(os.environ.get("LOGICAL_CPUS", "1")))
 # Four batches, the last of 5. Where that is not asked, three even ones are trained, since a step is traced for each
 # number of examples.
 ROWS, EVEN, BATCH = 41, 36, 12
