@@ -113,7 +113,7 @@ def test_a_training_goes_on_with_stages_on_devices_of_a_process(alone: WorkerPoo
 def test_what_devices_of_a_process_cannot_be_is_refused(
     alone: WorkerPool, kind: str, expected: tuple[Any, ...]
 ) -> None:
-    (report,) = call(alone, "pipeline_refusals:refused", kind=kind, mesh="data=1,pipeline=2")
+    (report,) = call(alone, "refused", of="pipeline_refusals", kind=kind, mesh="data=1,pipeline=2")
     assert refusal_fields.are(report, *expected), report
 
 
@@ -206,7 +206,7 @@ def test_what_a_stage_sends_does_not_wait_for_what_it_computes(
 ) -> None:
     """Also with one processor for each process, for which TensorFlow would take one thread; and with that, if asked."""
     with start(forking, workers=2, **variables) as workers:
-        call(workers, "benchmarks.parallel.parallel_networks:bind")
+        call(workers, "bind", of="benchmarks.parallel.parallel_networks")
         found = call(workers, "sent", of="waiting_cases", mesh="data=1,pipeline=2", folder=str(tmp_path))
     assert found == [{"saw": [True], "threads": threads}, {"saw": [], "threads": threads}]
 
@@ -319,5 +319,5 @@ def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerP
     ],
 )
 def test_what_cannot_be_is_refused(two: WorkerPool, kind: str, expected: tuple[Any, ...]) -> None:
-    reports = call(two, "pipeline_refusals:refused", kind=kind, mesh="data=1,pipeline=2")
+    reports = call(two, "refused", of="pipeline_refusals", kind=kind, mesh="data=1,pipeline=2")
     assert any(refusal_fields.are(report, *expected) for report in reports), reports

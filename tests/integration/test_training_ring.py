@@ -256,5 +256,5 @@ def test_other_launchers_start_it(launcher: list[str], source: str, tmp_path: Pa
 def test_optimizers_that_their_first_step_builds_have_the_numbers_of_one_device(
     pools: dict[tuple[int, int], WorkerPool],
 ) -> None:
-    for seen in call(pools[2, 2], "apart", "first_step_cases", cases_of="ring_cases"):
+    for seen in call(pools[2, 2], "apart", of="first_step_cases", cases_of="ring_cases"):
         assert {name: apart for name, apart in seen.items() if apart > 1e-5} == {}
