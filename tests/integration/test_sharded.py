@@ -147,10 +147,10 @@ def test_what_cannot_be_is_refused(pool: WorkerPool, group: Group) -> None:
             assert refusal_fields.are(found[name], *expected), found[name]
 
 
-# test_sharded_weights.py has stage 3, with slots and accumulated gradients in the same parts, and test_run_recovers.py
-# resumes at stage 2
-@pytest.mark.release
-@pytest.mark.parametrize(("stage", "name"), [(1, "adam, accumulating"), (2, "accumulating")])
+# at stage 2 slots lie in the same parts, beside accumulated gradients
+@pytest.mark.parametrize(
+    ("stage", "name"), [pytest.param(1, "adam, accumulating", marks=pytest.mark.release), (2, "accumulating")]
+)
 @pytest.mark.timeout(2 * DEADLINE_SECONDS)
 def test_resuming_is_never_to_have_stopped_and_another_number_of_workers_goes_on(
     forking: Forks, tmp_path: Path, stage: int, name: str
