@@ -15,6 +15,7 @@ from tfdist.cluster import ports
 from tfdist.doctor import child
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.validation import counted
 
 _WANTED_PORTS = 8
 _FEW_EPHEMERAL = 2000
@@ -156,7 +157,9 @@ def judge_cluster(environ: Mapping[str, str]) -> list[Finding]:
     if found.num_workers == 1 and not found.parameter_servers:
         return [ok("cluster", f"one worker (from: {found.source})")]
     count = found.num_workers
-    place = f"worker {found.worker_index} of {count}" if found.is_worker else f"{found.task}, {count} worker(s)"
+    place = (
+        f"worker {found.worker_index} of {count}" if found.is_worker else f"{found.task}, {counted(count, 'worker')}"
+    )
     return [ok("cluster", f"{place} (from: {found.source}): {', '.join(found.addresses)}")]
 
 

@@ -117,7 +117,9 @@ class Profile:
         for place, one in enumerate(self.layers):
             if not len(one.forward_seconds) == len(one.backward_seconds) == len(self.whole_seconds) == sizes:
                 raise ConfigError(
-                    f"the layer {one.name!r} has not one time for each of the {sizes} batch size(s).", name=one.name
+                    f"the layer {one.name!r} has not one time for each of the "
+                    f"{validation.counted(sizes, 'batch size')}.",
+                    name=one.name,
                 )
             if any(not 0 <= source < place for source in one.inputs):
                 raise ConfigError(

@@ -23,6 +23,7 @@ import keras
 
 from tfdist.compat import planted
 from tfdist.compat.tensorflow import tf_data
+from tfdist.validation import counted
 from tfdist.waiting import Flag
 
 END_SECONDS = 10.0  # for elements that are being made when a call or the script ends
@@ -95,7 +96,7 @@ def _end_inputs(process: int) -> None:
         return  # a fork has none of the threads that iterators wait for
     if count := tf_data.end(tf_data.alive(), seconds=END_SECONDS):
         _log.warning(
-            "tfdist: %d input(s) still make an element %g s after the script has ended; the process ends without them.",
-            count,
+            "tfdist: %g s after the script has ended, its inputs still make %s; the process ends without them.",
             END_SECONDS,
+            counted(count, "element"),
         )

@@ -11,6 +11,7 @@ from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
 from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
 from tfdist.data.writing.foreign_tfrecords import shown_features
+from tfdist.validation import counted
 
 
 @click.command(
@@ -48,6 +49,6 @@ def command(directory: str, schema_file: Path | None, exists: str | None, **opti
         schema = schema_of(schema_file) if schema_file else None
         manifest = data.index(directory, schema=schema, exists=exists or "raise", **options)
     click.echo(
-        f"{directory} has {manifest.examples} examples in {len(manifest.shards)} shards, layout {manifest.layout}: "
-        f"{shown_features(manifest)}"
+        f"{directory} has {counted(manifest.examples, 'example')} in {counted(len(manifest.shards), 'shard')}, layout "
+        f"{manifest.layout}: {shown_features(manifest)}"
     )

@@ -25,7 +25,7 @@ from tfdist.planner.stage_cost import SCHEDULES
 from tfdist.planner.stage_search import OBJECTIVES
 from tfdist.planner.tensor_layouts import layouts
 from tfdist.processes.shared_memory import observe_gpus
-from tfdist.validation import as_bytes
+from tfdist.validation import as_bytes, counted
 
 
 @click.command(
@@ -174,7 +174,9 @@ def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> 
             "--at-once is for measuring, and --profile reads earlier measurements. Omit one of them."
         )
     if at_once > devices:
-        raise click.UsageError(f"--at-once is {at_once}, more than the {devices} device(s); give at most {devices}.")
+        raise click.UsageError(
+            f"--at-once is {at_once}, more than the {counted(devices, 'device')}; give at most {devices}."
+        )
 
 
 def _processes(number: int) -> str:

@@ -14,6 +14,7 @@ from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.plan_record import Calibration
 from tfdist.planner.scaling.planned_request import is_compared, network_of
 from tfdist.processes.shared_memory import observe_gpus
+from tfdist.validation import counted
 
 _DIVISORS = (2, 8, 32, 128)  # of the batch, to be measured; times between them are interpolated
 
@@ -66,7 +67,10 @@ def on_processors(
     kept = tuple(one for one in counts if one <= most)
     if kept == counts:
         return counts, ()
-    text = f"this host has {most} processor(s), so more workers are left out; --link 10gbit plans for hosts like it"
+    text = (
+        f"this host has {counted(most, 'processor')}, so more workers are left out; --link 10gbit plans for hosts like "
+        "it"
+    )
     if not kept:
         raise click.UsageError(f"--workers: {text}.")
     return kept, (text,)

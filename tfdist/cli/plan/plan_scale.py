@@ -76,7 +76,7 @@ _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadl
     multiple=True,
     type=click.Choice([*METHODS, "all"]),
     metavar="NAME",
-    help="Method to compare; repeatable.",
+    help=f"Method to compare: {', '.join(METHODS)}, all; several.",
 )
 @click.option("--price", type=click.FloatRange(0), default=0.0, help="Price of a device per hour.")
 @click.option("--spot", metavar="PART:mtbf=T", help="Spot: part of the price, time between failures; restart=T.")

@@ -26,7 +26,9 @@ from tfdist.planner.scaling.job_steps import METHODS, Job, predict
 from tfdist.planner.scaling.planned_request import on_device, save_seconds, surroundings
 from tfdist.planner.scaling.save_interval import Failures, best_interval
 from tfdist.planner.scaling.scaling_report import shown_seconds
-from tfdist.validation import as_seconds
+from tfdist.validation import as_seconds, counted
+
+_METHOD = f"How workers share the training: {', '.join(METHODS[1:])}."
 
 
 @click.command(
@@ -48,7 +50,9 @@ from tfdist.validation import as_seconds
 @click.option(
     "--workers", type=click.IntRange(1), default=8, show_default=True, help="Number of workers, with a device each."
 )
-@click.option("--method", type=click.Choice(METHODS[1:]), default="data", show_default=True, metavar="NAME")
+@click.option(
+    "--method", type=click.Choice(METHODS[1:]), default="data", show_default=True, metavar="NAME", help=_METHOD
+)
 @click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="Steps to train.")
 @plan_options
 @click.option("--slow", multiple=True, metavar="WORKER=TIMES", help="A worker that computes longer; repeatable.")
@@ -174,8 +178,8 @@ def _print(job: Job, scenario: Scenario, found: Simulated) -> None:
     usual, late = (float(one) for one in np.quantile(found.step_seconds, [0.5, 0.99]))
     predicted = predict(job).seconds
     console.print(
-        f"{job.workers:,} workers, {job.method}: {scenario.steps:,} steps take {shown_seconds(found.seconds)}"
-        f"{'' if found.is_finished else ' and are not finished'}"
+        f"{counted(job.workers, 'worker')}, {job.method}: {counted(scenario.steps, 'step')} take "
+        f"{shown_seconds(found.seconds)}{'' if found.is_finished else ' and are not finished'}"
     )
     console.print(
         f"step: {shown_seconds(usual)}, one of a hundred over {shown_seconds(late)}; "
@@ -184,8 +188,9 @@ def _print(job: Job, scenario: Scenario, found: Simulated) -> None:
     console.print(f"{found.waited:.1%} of the workers' computing time is waiting for others")
     if scenario.failures is not None:
         console.print(
-            f"{found.failures:,} failures, {found.repeated:,} steps repeated, {found.saves:,} checkpoints of "
-            f"{shown_seconds(scenario.save_seconds)}, one every {shown_seconds(scenario.interval_seconds)}"
+            f"{counted(found.failures, 'failure')}, {counted(found.repeated, 'step')} repeated, "
+            f"{counted(found.saves, 'checkpoint')} of {shown_seconds(scenario.save_seconds)}, one every "
+            f"{shown_seconds(scenario.interval_seconds)}"
         )
 
 
