@@ -325,3 +325,7 @@ def _on_line(sizes: Sequence[int], seconds: Sequence[float], batch: float) -> fl
     if batch < sizes[0]:
         return max(found, seconds[0] * batch / sizes[0])
     return max(found, 0.0) if batch <= sizes[-1] else max(found, seconds[-1])
+
+
+def shown_processes(number: int) -> str:
+    return "one process alone" if number == 1 else f"{number} processes at once"

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from tfdist import data
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.progress import unwinding
+from tfdist.cli.common.progress import Phases, unwinding
 from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
 from tfdist.data.writing.foreign_tfrecords import shown_features
 from tfdist.validation import counted
@@ -45,7 +44,7 @@ def command(directory: str, schema_file: Path | None, exists: str | None, **opti
     Tars, JSON lines, LMDB and ArrayRecord files are read once, and the result is kept in .tfdist next to them. Without
     this command it is kept in the user's cache when files of 4 MiB or more are first read.
     """
-    with unwinding(), Console(stderr=True).status("looking at the records"):
+    with unwinding(), Phases("looking at the records"):
         schema = schema_of(schema_file) if schema_file else None
         manifest = data.index(directory, schema=schema, exists=exists or "raise", **options)
     click.echo(

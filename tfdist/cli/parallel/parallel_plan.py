@@ -8,17 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
-from tfdist.cli.common.progress import screen, unwinding
-from tfdist.cli.plan.plan_options import require_source, words_of
+from tfdist.cli.common.progress import Phases, screen, unwinding
+from tfdist.cli.plan.plan_options import require_source, timeout_option, words_of
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
-from tfdist.planner.layer_profile import Profile, read
+from tfdist.planner.layer_profile import Profile, read, shown_processes
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.stage_cost import SCHEDULES
@@ -81,9 +80,7 @@ from tfdist.validation import as_bytes, counted
 )
 @click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing.")
 @click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Write the costs for --profile.")
-@click.option(
-    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
-)
+@timeout_option
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script", required=False)
@@ -122,7 +119,7 @@ def command(
     require_source(profile, script, is_module=is_module)
     words = words_of(script, arguments, is_module=is_module)
     quiet = json_path == "-"
-    with unwinding(), Console(stderr=True).status("starting") as status:
+    with unwinding(), Phases() as phases:
         if profile is not None:
             costs = read(profile)
         else:
@@ -136,16 +133,15 @@ def command(
                 divisors=sorted({count, count * 4}),
                 threads=threads,
                 timeout_seconds=timeout_seconds,
-                on_processes=lambda number: status.update(f"measuring the layers in {_processes(number)}"),
+                told=phases.update,
             )
         if save_profile is not None:
             save_profile.write_text(costs.to_json(), encoding="utf-8")
         if given is None and (given := plan_record.local_link(os.environ)) is None:
             from tfdist.tune.profiling import measured_link
 
-            status.update("measuring the line between two processes")
-            given = measured_link()
-        status.update("planning")
+            given = measured_link(timeout_seconds=timeout_seconds, told=phases.update)
+        phases.update("planning")
         report = plans(costs, found, given, schedule=schedule, microbatches=microbatches, objective=objective)
     if not quiet:
         _print(report, words)
@@ -179,10 +175,6 @@ def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> 
         )
 
 
-def _processes(number: int) -> str:
-    return "one process alone" if number == 1 else f"{number} processes at once"
-
-
 def _print(report: Report, script: Sequence[str]) -> None:
     console = screen(200, highlight=False)
     profile: Profile = report.profile
@@ -193,7 +185,7 @@ def _print(report: Report, script: Sequence[str]) -> None:
         )
     )
     alone = ", one device in one alone" if profile.alone is not None else ""
-    console.print(f"measured in {_processes(profile.processes)}{alone}", style="dim")
+    console.print(f"measured in {shown_processes(profile.processes)}{alone}", style="dim")
     covered = ", ".join(f"{part:.0%}" for part in profile.coverage)
     console.print(
         f"layers sum up to {covered} of the whole model, for {', '.join(map(str, profile.batch_sizes))} examples",

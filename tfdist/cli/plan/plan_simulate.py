@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
-from tfdist.cli.common.progress import screen, unwinding
+from tfdist.cli.common.progress import Phases, screen, unwinding
 from tfdist.cli.plan.plan_options import (
     measured_network,
     measured_rate,
@@ -64,9 +63,6 @@ _METHOD = f"How workers share the training: {', '.join(METHODS[1:])}."
 @click.option("--min-workers", "least", type=click.IntRange(1), help="Fewest workers with which the job continues.")
 @click.option("--away", default="10m", show_default=True, metavar="TIME", help="Time until a failed worker is back.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
-@click.option(
-    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
-)
 @click.option("--trace", metavar="FILE", type=OutputFile(path_type=Path), help="Write ten steps as a chrome trace.")
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -91,23 +87,31 @@ def command(
     slow = dict(_slow(text, asked["workers"]) for text in asked["slow"])
     failures = _failures(asked)
     kept = record()
-    with unwinding(), Console(stderr=True).status("measuring the layers") as status:
-        network = measured_network(asked["link"], asked["hosts"], asked["device"], kept.calibration)
+    with unwinding(), Phases() as phases:
+        network = measured_network(
+            asked["link"],
+            asked["hosts"],
+            asked["device"],
+            kept.calibration,
+            timeout_seconds=timeout_seconds,
+            told=phases.update,
+        )
         costs = profile_of(
             profile,
             script,
             arguments,
             is_module=is_module,
             seconds=timeout_seconds,
+            told=phases.update,
             workers=1 if asked["grows"] else asked["workers"],
         )
         around = surroundings(
             kept.calibration,
             network=network,
-            rate=measured_rate(costs, asked["device"], kept.calibration),
+            rate=measured_rate(costs, asked["device"], kept.calibration, told=phases.update),
             **{name: asked[name] for name in ("device", "precision", "noise")},
         )
-        status.update("simulating")
+        phases.update("simulating")
         workers = asked["workers"]
         job = Job(
             profile=on_device(costs, around.device, kept.calibration),

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.option_parts import write_json
-from tfdist.cli.common.progress import screen, unwinding
+from tfdist.cli.common.progress import Phases, screen, unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_installed, require_script, server_count
@@ -82,15 +81,9 @@ def run(wanted: Sequence[Job], json_path: str | None) -> int:
     """Verify each job, print the results, and return the worst exit code; 1 takes precedence over others."""
     proofs: list[Proof] = []
     console = screen()
-    with unwinding(), Console(stderr=True).status("starting") as status:
+    with unwinding(), Phases() as phases:
         for job in wanted:
-
-            def tell(told: str) -> None:
-                status.update(escape(told))
-                if not status.console.is_terminal:
-                    click.echo(told, err=True)
-
-            proofs.append(prove(job, on_run=tell))
+            proofs.append(prove(job, on_run=phases.update))
             if json_path != "-":
                 _print(proofs[-1], console)
     write_json(to_json(proofs), json_path)

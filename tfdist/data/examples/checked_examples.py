@@ -64,8 +64,8 @@ class Examples:
             size = self.storage.size(shard.file)
         except MissingFileError as error:
             raise MissingFileError(
-                f"{self.storage.url} has no {shard.file}, which its manifest names. Copy the file again, or run `tfdist "
-                f"data repair {self.storage.url} --drop-missing`, which continues without its examples.",
+                f"{self.storage.url} has no {shard.file}, which its manifest names. Copy the file again, or run "
+                f"`tfdist data repair {self.storage.url} --drop-missing`, which continues without its examples.",
                 path=shard.file,
             ) from error
         if size != shard.bytes:
