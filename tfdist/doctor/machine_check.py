@@ -147,7 +147,8 @@ def judge_open_files(soft: int, hard: int) -> list[Finding]:
     seen = f"{soft} per process"
     why = "each data file that is read in parallel and each connection to a worker takes one"
     reachable = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
-    cure = f"ulimit -n {reachable}" if reachable > soft else "raise the hard limit in /etc/security/limits.conf"
+    raising = "echo '* - nofile 65536' | sudo tee /etc/security/limits.d/nofile.conf   # then log in again"
+    cure = f"ulimit -n {reachable}" if reachable > soft else raising
     if soft < _TOO_FEW_FILES:
         return [problem("open-files", seen, why, cure)]
     if soft < _FEW_FILES:

@@ -89,9 +89,7 @@ def _open(seen: Ports) -> list[Finding]:
     shown = ", ".join(seen.addresses[:_SHOWN]) + more
     text = f"TensorFlow's servers listen on all interfaces, also those of a job on this machine: {shown}"
     why = "they accept any client: multi-worker, sharded-data-parallel and parameter-server jobs have such servers"
-    return [
-        note("ports", text, why, "docs/run.md#who-can-connect   # let a firewall admit the hosts of your jobs alone")
-    ]
+    return [note("ports", text, why, "tfdist docs run   # who can connect, and what a firewall should admit")]
 
 
 def observe_hostname(*, timeout_seconds: float) -> Hostname:
