@@ -62,7 +62,9 @@ from tfdist.validation import as_bytes, counted
     metavar="NAME",
     help=f"Schedule of pipelines: {', '.join(SCHEDULES)}.",
 )
-@click.option("--microbatches", type=int, metavar="M", help="Micro-batches of a pipeline; by default powers of 2.")
+@click.option(
+    "--microbatches", type=click.IntRange(1), metavar="M", help="Micro-batches of a pipeline; by default powers of 2."
+)
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),

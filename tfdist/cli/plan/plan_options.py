@@ -9,7 +9,7 @@ import click
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.planner.layer_profile import Profile, read
 from tfdist.planner.scaling import plan_record
-from tfdist.planner.scaling.device_table import HERE, PRECISIONS, link_of
+from tfdist.planner.scaling.device_table import HERE, PRECISIONS, device_of, link_of
 from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.plan_record import Calibration
 from tfdist.planner.scaling.planned_request import is_compared, network_of
@@ -66,6 +66,7 @@ def measured_network(
     told: Callable[[str], None],
 ) -> HostNetwork:
     """Return the network of the options, or else that of the calibration, or else one that is measured now."""
+    device_of(device, here=1.0)  # raises for an unknown device before anything is measured
     between = link_of(link) if link is not None else found.link if found is not None else None
     if between is None:
         from tfdist.tune.profiling import measured_link
@@ -108,8 +109,9 @@ def measured_rate(
 
 
 def require_source(profile: str | None, script: str | None, *, is_module: bool) -> None:
-    """Refuse a command that names neither a profile nor an existing script."""
+    """Refuse a command that names neither a readable profile nor an existing script."""
     if profile is not None:
+        read(profile)
         return
     if script is None:
         raise click.UsageError("Give the SCRIPT whose model is measured, or --profile FILE.")

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.options import check, option
@@ -70,6 +71,8 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.strategy is not None:
+            strategy_table.get(self.strategy)  # raises for an unknown name
         if self.min_epochs > self.epochs:
             raise ConfigError(
                 f"--min-epochs is {self.min_epochs} and --epochs is {self.epochs}; trials are compared before they "
