@@ -177,7 +177,13 @@ def read_manifest(place: Storage) -> Manifest:
 
 
 def require_folder(place: Storage) -> None:
-    """Refuse a local folder that does not exist, before a lock in it makes it."""
+    """Refuse a local path that is no folder, before a lock in it makes it."""
+    if place.local is not None and place.local.is_file():
+        raise ConfigError(
+            f"{place.url} is a file. Pass the folder of a directory that `tfdist data write` or `index` made.",
+            name="directory",
+            path=place.url,
+        )
     if place.local is not None and not place.local.exists():
         raise ConfigError(
             f"{place.url} {_without_manifest(place, ())}. Check the path; relative ones begin at {os.getcwd()}.",
