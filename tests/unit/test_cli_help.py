@@ -69,8 +69,8 @@ def test_numbers_are_called_numbers_and_flags_that_exclude_each_other_are_refuse
 
 
 def test_the_pages_that_help_names_are_there() -> None:
-    commands_and_groups = (*SHORT.values(), *(one for one in GROUPS.values() if isinstance(one, Group)))
-    named = {one.page for one in commands_and_groups if one.page is not None}
+    of_groups = {one.page for one in GROUPS.values() if isinstance(one, Group) and one.page is not None}
+    named = of_groups | {command.page for command in SHORT.values() if command.page is not None}
     assert {"run", "data", "benchmarks"} <= named <= resources.pages().keys()
 
 
