@@ -34,7 +34,7 @@ class Watch:
 
 
 class Phases:
-    """What a command is doing: a spinner with a text on a terminal; in a pipe or a log, a line for each new text."""
+    """The phase of a command: a spinner with a text on a terminal; in a pipe or a log, a line for each new text."""
 
     def __init__(self, first: str = "") -> None:
         console = Console(stderr=True)

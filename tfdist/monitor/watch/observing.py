@@ -153,12 +153,9 @@ def of_model(
 
 
 def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "") -> tuple[str, Path]:
-    """Return the id and the directory of the running job whose id begins with ``job``.
+    """Return the id and the directory of the running job whose id begins with ``job``; empty for the only job.
 
-    Args:
-        job: the beginning of an id; empty for the only job.
-        folders: where directories of jobs are; by default those of this machine.
-        instead: a sentence about what else the user may name, for errors.
+    Errors end with ``instead``, a sentence about what else the user may name.
     """
     places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
     jobs: dict[str, Path] = {}
