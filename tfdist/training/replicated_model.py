@@ -25,7 +25,7 @@ from tfdist.gradients.sharding import sharded_slots
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, local_steps, step_timestamps, worker_callbacks
-from tfdist.training.checks import equal_replicas, mixed_predictions, part_statistics, step_probe
+from tfdist.training.checks import equal_replicas, mixed_predictions, step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
 from tfdist.training.execution import Execution, InputError, Last, OneStep, Rows
 from tfdist.training.global_batches import Input
@@ -69,7 +69,7 @@ def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool)
     if local is not None:
         local.begins() if training else local.show()
     if training:
-        part_statistics.warn(model, workers, strategy.normalizes_by)
+        step_probe.warn_of_statistics(model, workers, strategy.normalizes_by)
         step_clock().training_begins()
     worker_callbacks.adapt(model, workers, training)
 

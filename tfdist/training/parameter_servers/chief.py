@@ -21,7 +21,7 @@ from tfdist.errors import UnsupportedError
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, worker_callbacks
-from tfdist.training.checks import advice, part_statistics, step_probe
+from tfdist.training.checks import advice, step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout
 from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.parameter_servers import part_function, remote_part
@@ -118,7 +118,7 @@ class Chief:
             keras_loop.require_no_other_distribution(self.strategy)
             if training:
                 if self.parts > 1:
-                    part_statistics.warn(model, Workers())
+                    step_probe.warn_of_statistics(model, Workers())
                 step_clock().training_begins()
             worker_callbacks.adapt(model, Workers(), training)
             if training and self.backup_workers:
