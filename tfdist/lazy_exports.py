@@ -1,4 +1,4 @@
-"""Names of a package that load their modules on first use, and old names of packages.
+"""Names and modules of a package that load on first use, and old names of packages.
 
 A package imports its names under ``if TYPE_CHECKING:``, for type checkers and the API reference. `exported` reads that
 block too, so each name is listed once.
@@ -7,6 +7,7 @@ block too, so each name is listed once.
 import ast
 import functools
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 
 def exported(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make `__getattr__` and `__dir__` of the package whose source is this file."""
+    """Make `__getattr__` and `__dir__` of the package whose source is this file; its modules are attributes, too."""
+    module_of = modules(package)
 
     @functools.cache
     def places() -> dict[str, tuple[str, str]]:
@@ -23,13 +25,29 @@ def exported(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[]
         return {one.asname or one.name: (str(node.module), one.name) for node in imports for one in node.names}
 
     def load(name: str) -> Any:
-        if name.startswith("__") or name not in places():
-            known = "" if name.startswith("__") else f"; it has {', '.join(sorted(places()))}"
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{known}")
-        module, attribute = places()[name]
-        return getattr(importlib.import_module(module), attribute)
+        if name.startswith("__"):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name in places():
+            module, attribute = places()[name]
+            return getattr(importlib.import_module(module), attribute)
+        try:
+            return module_of(name)
+        except AttributeError as error:
+            raise AttributeError(f"{error}; it has {', '.join(sorted(places()))}") from None
 
     return load, lambda: sorted(places())
+
+
+def modules(package: str) -> Callable[[str], Any]:
+    """Make `__getattr__` of a package whose modules load on first use, so that ``import tfdist`` is enough for them."""
+
+    def load(name: str) -> Any:
+        qualified = f"{package}.{name}"
+        if name.startswith("_") or importlib.util.find_spec(qualified) is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(qualified)
+
+    return load
 
 
 def moved(old: str, new: str) -> Callable[[str], Any]:

@@ -167,6 +167,16 @@ def shown_bytes(number: int) -> str:
     return f"{number // _BYTE_UNITS[unit]}{unit}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, which is a plural unless the number is 1; by default the noun with an "s".
+
+    Example:
+        >>> counted(1, "worker"), counted(2, "worker"), counted(1200, "process", "processes")
+        ('1 worker', '2 workers', '1,200 processes')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def mismatch(
     subject: str, value: object, required: str, *, name: str = "", kind: type[ConfigError] = ConfigError
 ) -> ConfigError:

@@ -12,7 +12,7 @@ from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
 from tfdist.planner import machine
 from tfdist.planner.plot_style import caption, figure_of, plain
-from tfdist.validation import parse_integer
+from tfdist.validation import counted, parse_integer
 
 __all__ = ["ParameterServerBench", "ParameterServerReport", "command", "rate"]
 
@@ -190,7 +190,7 @@ def _bars(axes: Any, crowds: Sequence[slow_workers.Crowd]) -> None:
 def _label(workers: int, slow_down: float | None) -> str:
     bound = f"bound {slow_workers.bounds(workers)['bounded']}"
     if slow_down is None:
-        return f"{workers} worker{'s' if workers > 1 else ''}\nnone slow, {bound}"
+        return f"{counted(workers, 'worker')}\nnone slow, {bound}"
     return f"{workers} workers\none {slow_down:.1f} times slower, {bound}"
 
 

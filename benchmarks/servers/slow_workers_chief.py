@@ -12,6 +12,7 @@ from tfdist.bench.workers.training_loops import Clock
 from tfdist.bench.workers.workloads import MODELS
 from tfdist.errors import TfdistError
 from tfdist.strategies import ParameterServerStrategy
+from tfdist.validation import counted
 
 _MODEL = MODELS["convolutional"]
 _BATCHES = 4  # different ones
@@ -79,9 +80,10 @@ def measure(mode: str, steps: int) -> dict[str, Any]:
     before = strategy.staleness.counts.copy()
     seconds = _fits[mode](steps)
     if strategy.lost_workers:
-        raise TfdistError(f"{mode}: {strategy.lost_workers} worker(s) were lost; what was measured counts for nothing.")
-    counted = strategy.staleness.counts - before
-    return {"seconds": seconds, "staleness": {str(staleness): count for staleness, count in counted.items()}}
+        lost = counted(strategy.lost_workers, "lost worker")
+        raise TfdistError(f"{mode}: {lost}, so what was measured counts for nothing.")
+    found = strategy.staleness.counts - before
+    return {"seconds": seconds, "staleness": {str(staleness): count for staleness, count in found.items()}}
 
 
 def end() -> None:

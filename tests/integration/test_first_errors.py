@@ -24,6 +24,8 @@ TABLE = {
     "port taken, ring": ("ConfigError", "worker 0 ", " 127.0.0.1:", "Address already in use", "a free port"),
     "no Horovod": ("MissingDependencyError", "Horovod", "tfdist build horovod"),
     "TensorFlow before the strategy": ("ConfigError", "TensorFlow ", "a tensor", "Create the strategy first"),
+    "fit in batches of text": ("ConfigTypeError", "batch_size is '16' (str)", "at least 1"),
+    "batches of none": ("ConfigError", "batch_size is 0", "at least 1"),
     "port taken, multi-worker": ("ConfigError", "worker 0 ", " 127.0.0.1:", "a free port"),
 }
 

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.goldens.command_help import COLUMNS, commands, shown
+from tests.refusals import absent
 from tfdist import resources
-from tfdist.cli.common.command import Command
+from tfdist.cli.common.command import Command, Group
 from tfdist.cli.main import main
 
 MOST_LINES = {COLUMNS: 45, 78: 50}  # by what click takes of 100 and of 80 columns
@@ -18,7 +19,9 @@ OF_OTHERS = {"--epochs"}
 
 
 with click.Context(main) as _context:
-    ALL = {path: one for path, one in commands(main, _context) if not isinstance(one, click.Group)}
+    EVERY = dict(commands(main, _context))
+ALL = {path: one for path, one in EVERY.items() if not isinstance(one, click.Group)}
+GROUPS = {path: one for path, one in EVERY.items() if isinstance(one, click.Group)}
 SHORT = {path: command for path, command in ALL.items() if isinstance(command, Command)}
 
 
@@ -46,8 +49,28 @@ def test_examples_can_be_typed(path: tuple[str, ...]) -> None:
         assert re.search(rf"^  {re.escape(line)} *{re.escape(what)}$", told, re.MULTILINE), f"too long: {line} {what}"
 
 
+@pytest.mark.parametrize("path", GROUPS, ids=" ".join)
+def test_groups_have_examples(path: tuple[str, ...]) -> None:
+    group, told = GROUPS[path], shown(path, COLUMNS)
+    assert isinstance(group, Group)
+    own = [line.split()[1 + len(path)] for line in group.examples if line.startswith(" ".join(["tfdist", *path]))]
+    assert own, "no example of the group itself"
+    with click.Context(group) as context:
+        known = [word for word in own if word in group.list_commands(context)]
+    assert known or getattr(group, "default", None), own
+    assert all(line in told for line in group.examples)
+
+
+def test_numbers_are_called_numbers_and_flags_that_exclude_each_other_are_refused() -> None:
+    done = CliRunner().invoke(main, ["data", "split", "a", "b", "--dirichlet", "x"])
+    assert (done.exit_code, "'x' is not a valid number." in done.output) == (2, True)
+    done = CliRunner().invoke(main, ["data", "write", "a.csv", "b", "--keep", "--append"])
+    assert (done.exit_code, absent(done.output, "--append", "--keep")) == (2, [])
+
+
 def test_the_pages_that_help_names_are_there() -> None:
-    named = {command.page for command in SHORT.values() if command.page is not None}
+    of_groups = {one.page for one in GROUPS.values() if isinstance(one, Group) and one.page is not None}
+    named = of_groups | {command.page for command in SHORT.values() if command.page is not None}
     assert {"run", "data", "benchmarks"} <= named <= resources.pages().keys()
 
 

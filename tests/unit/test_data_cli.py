@@ -49,7 +49,7 @@ def test_a_directory_that_holds_examples(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "--overwrite" in refused.stderr
     assert "has 3 examples" in run(tmp_path / "b.csv", tmp_path / "out", "--keep").stdout
-    assert "has 1 examples" in run(tmp_path / "b.csv", tmp_path / "out", "--overwrite").stdout
+    assert "has 1 example in" in run(tmp_path / "b.csv", tmp_path / "out", "--overwrite").stdout
 
 
 def test_a_schema_from_a_file(tmp_path: Path) -> None:
@@ -138,4 +138,4 @@ def test_what_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         "null_masks": ("y",),
         "delimiter": "\t",
     }
-    assert done.stderr == "1 examples, 3.2 GB\n"
+    assert done.stderr == "1 example, 3.2 GB\n"

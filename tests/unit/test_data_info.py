@@ -99,7 +99,7 @@ def test_verify_and_repair_by_command(tmp_path: Path, layout: str) -> None:
     assert [place["example"] for place in found["places"]] == [0]
     code, output = run("repair", tmp_path)
     assert code == 0
-    assert "revision 2; 1 are lost" in output
+    assert "revision 2; 1 example lost" in output
     code, output = run("verify", tmp_path)
     assert code == 0
     assert "9 examples in 2 shards" in output

@@ -366,3 +366,13 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced_silently(tmp_path: Path)
     with refused(CorruptDataError, name="format", path="manifest.json", mentions=["rebuild_manifest"]):
         tfdist.data.repair(tmp_path)
     assert snapshot(tmp_path) == before
+
+
+def test_what_is_no_folder_is_refused_and_none_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "none"):
+        with refused(ConfigError, name="directory", path=tmp_path / name):
+            tfdist.data.repair(tmp_path / name)
+    with refused(ConfigError, name="directory", path=tmp_path / "none"):
+        tfdist.data.index(tmp_path / "none")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]

@@ -122,7 +122,7 @@ def test_what_is_interrupted_goes_on_and_what_is_there_stays(tmp_path: Path) -> 
     assert write(photos, data, exists="keep")["test"].examples == 2
     (photos / "test" / "owl" / "b.png").write_bytes(PNG)
     assert write(photos, data, exists="overwrite")["test"].examples == 3
-    with refused(ConfigError, name="num_shards", received=2, mentions=["1 examples"]):
+    with refused(ConfigError, name="num_shards", received=2, mentions=["1 example"]):
         write(photos, tmp_path / "other", num_shards=2)
     assert not (tmp_path / "other").exists()
 
@@ -288,7 +288,7 @@ def test_the_command_writes_all_splits_and_shows_their_schema(tmp_path: Path) ->
     lines = done.stdout.splitlines()
     assert [line.split(" in ")[0] for line in lines[:3]] == [
         f"{tmp_path}/data/train has 3 examples",
-        f"{tmp_path}/data/validation has 1 examples",
+        f"{tmp_path}/data/validation has 1 example",
         f"{tmp_path}/data/test has 2 examples",
     ]
     assert any("label" in line and "int64" in line and "3 classes: cat, dog, owl" in line for line in lines[3:])
@@ -304,4 +304,4 @@ def test_the_command_writes_all_splits_and_shows_their_schema(tmp_path: Path) ->
     assert refused.exit_code == 2
     folder = tfds(tmp_path / "tfds")
     assert run("index", folder).exit_code == 2
-    assert "has 1 examples" in run("index", folder, "--split", "test").stdout
+    assert "has 1 example in" in run("index", folder, "--split", "test").stdout

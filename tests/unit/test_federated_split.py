@@ -173,3 +173,9 @@ def test_commands_that_make_no_sense_exit_with_2(tmp_path: Path, arguments: list
     done = CliRunner().invoke(main, ["data", "split", str(tmp_path / "all"), str(tmp_path / "clients"), *arguments])
     assert done.exit_code == 2, done.output
     assert not (tmp_path / "clients").exists()
+
+
+def test_files_without_records_are_refused_and_not_called_corrupt(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    with refused(ConfigError, name="directory", mentions=["rows.jsonl", "tfdist.data.write"]):
+        split_directory(tmp_path / "rows.jsonl", tmp_path / "clients", clients=2)

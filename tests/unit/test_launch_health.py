@@ -51,7 +51,7 @@ def test_the_command(table: StatusTable, tmp_path: Path, monkeypatch: pytest.Mon
     reporter = StatusReporter(table.path, 1)
     reporter.on_begin(0, Kind.TRAIN, time.monotonic_ns())
     fine = CliRunner().invoke(cli.main, ["health"])
-    assert (fine.exit_code, absent(fine.output, "1 jobs", "3 workers")) == (0, [])
+    assert (fine.exit_code, absent(fine.output, "1 job,", "3 workers")) == (0, [])
     stalled = CliRunner().invoke(cli.main, ["health", "--stall-seconds", "1e-9"])
     assert stalled.exit_code == 1
     assert "worker 1" in stalled.output

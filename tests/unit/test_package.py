@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def test_commands_on_a_page_exist(page: Path) -> None:
         assert name in COMMANDS, f"`tfdist {name}` is not a subcommand"
     for name in re.findall(r"\bmake (?:PYTHON=\S+ )?([a-z][\w-]*)", code):
         assert name in targets(), f"`make {name}` is not a target"
+
+
+def test_modules_that_pages_name_need_no_import_of_their_own() -> None:
+    names = ["engines.ray", "parallel.partition", "planner.schedules", "testing.pool"]
+    assert all(f"tfdist.{name}" in "".join(page.read_text() for page in PAGES) for name in names)
+    code = f"import operator, tfdist; print([operator.attrgetter(name)(tfdist).__name__ for name in {names}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == str([f"tfdist.{name}" for name in names]), done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -222,4 +222,4 @@ def test_a_script_is_needed(tmp_path: Path) -> None:
     assert "no such file" in done.output
     done = CliRunner().invoke(main, ["parallel", "plan", "--devices", "2", "--at-once", "3", "train.py"])
     assert done.exit_code == 2
-    assert "more than the 2 device(s)" in done.output
+    assert "more than the 2 devices" in done.output

@@ -266,8 +266,8 @@ def test_a_host_plans_for_its_own_processors(profile: str, tmp_path: Path, monke
     plan_record.change(tmp_path / "cache" / "plan" / "record.json", lambda found: found.calibrated(CALIBRATION))
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     done = plan("--profile", profile, "--workers", "1..8", "--json", "-")
-    assert [row["workers"] for row in json.loads(done.output)["rows"]] == [1, 2]
-    assert json.loads(done.output)["noise"] == 0.02
+    assert [row["workers"] for row in json.loads(done.stdout)["rows"]] == [1, 2]
+    assert json.loads(done.stdout)["noise"] == 0.02
     done = plan("--profile", profile, "--workers", "4..8")
     assert done.exit_code == 2
     assert "--link" in done.output
@@ -279,7 +279,7 @@ def test_a_host_plans_for_its_own_processors(profile: str, tmp_path: Path, monke
 def test_a_device_is_compared_with_this_machine(profile: str, tmp_path: Path) -> None:
     plan_record.change(tmp_path / "cache" / "plan" / "record.json", lambda found: found.calibrated(CALIBRATION))
     given = ["--profile", profile, "--link", "ndr", "--workers", 1, "--json", "-"]
-    slow, fast = (json.loads(plan(*given, "--device", name).output) for name in ("here", "h100"))
+    slow, fast = (json.loads(plan(*given, "--device", name).stdout) for name in ("here", "h100"))
     speed = 0.35 * 494.5e12 / 1e11
     assert fast["device"]["speed"] == pytest.approx(speed)
     steps = [one["rows"][0]["step_seconds"] - 0.001 for one in (slow, fast)]

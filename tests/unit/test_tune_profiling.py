@@ -19,6 +19,7 @@ import json, os, pathlib, sys, time
 request, script, *arguments = json.loads(sys.argv[3]), *sys.argv[4:]
 number = int(request["path"].rpartition("-")[2].removesuffix(".json"))
 print("process", number, "of", script)
+pathlib.Path(request["path"] + ".phase").write_text("layers of m")
 if arguments[0] == "fails" and number == 1:
     sys.exit(3)
 if arguments[0] == "ends" and number == 1:
@@ -36,7 +37,7 @@ pathlib.Path(request["path"]).write_text(json.dumps(profile))
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a small script take the place of the interpreter that is started."""
     path = tmp_path / "python"
@@ -54,10 +55,14 @@ def script(ends: str) -> list[str]:
     ]
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_one_is_measured_alone_and_then_several_at_once() -> None:
-    told: list[int] = []
-    found = profiling.measured(script("done"), devices=3, at_once=3, threads=2, on_processes=told.append)
-    assert told == [1, 3]
+    told: list[str] = []
+    found = profiling.measured(script("done"), devices=3, at_once=3, threads=2, told=told.append)
+    begun = [text for text in told if "train.py" in text]
+    assert ["one process" in text for text in begun] == [True, False]
+    assert "3 processes" in begun[1]
+    assert "layers of m" in told[1]
     assert (found.processes, found.whole_seconds) == (3, (3.0,))  # the slowest of them
     assert found.machine == {"TFDIST_STRATEGY": "multi-worker", "TF_NUM_INTRAOP_THREADS": "2"}
     assert found.alone is not None
@@ -65,6 +70,7 @@ def test_one_is_measured_alone_and_then_several_at_once() -> None:
     assert found.alone.machine == {"TFDIST_STRATEGY": "", "TF_NUM_INTRAOP_THREADS": "2"}
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_as_many_are_measured_as_the_host_has_room_for() -> None:
     processors = len(os.sched_getaffinity(0))
     found = profiling.measured(script("done"), devices=2, threads=processors)
@@ -92,13 +98,14 @@ def test_how_many_run_beside_each_other(change: dict[str, Any], found: int) -> N
     assert profiling.beside(**{**host, **change}) == found
 
 
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("ends", "kind", "facts"),
     [
         ("fails", TfdistError, ["code 3", "process 1 of train.py"]),
         ("ends", TfdistError, ["`fit`"]),
         ("refused", UnsupportedError, ["no graph of layers"]),
-        ("waits", DeadlineError, ["1 s", "process 0 of train.py"]),
+        ("waits", DeadlineError, ["1 s: layers of m", "process 0 of train.py"]),
     ],
 )
 def test_where_one_is_not_measured_none_goes_on(ends: str, kind: type[TfdistError], facts: list[str]) -> None:
@@ -114,3 +121,8 @@ def test_each_of_several_has_a_gpu_of_its_own() -> None:
     assert {name for one in made for name in one} == {"CUDA_VISIBLE_DEVICES", "HOME", "TFDIST_STRATEGY"}
     assert profiling.environment(base, 0, 1, threads=None) == {"CUDA_VISIBLE_DEVICES": "4,6", "HOME": "/"}
     assert profiling.environment(base, 1, 2, threads=1, gpus=["4", "6"])["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_two_processes_that_do_not_answer_have_a_deadline() -> None:
+    with refused(DeadlineError, mentions=["0.1 s", "--timeout-seconds", "--link 10gbit"]):
+        profiling.of_two_processes("signal:pause", {}, what="it was", hint="--link 10gbit", timeout_seconds=0.1)

@@ -230,8 +230,8 @@ def _parts(parts: int | None, batch_size: int, replicas: int) -> int:
     if parts is None or parts not in suits:
         hint = f"Take one of {suits}." if suits else "Take another batch_size."
         raise ConfigError(
-            f"parts is {parts} with batch_size={batch_size} on {replicas} replica(s); it must be at least 2, a "
-            f"multiple of the replicas, and divide the batch. {hint}",
+            f"parts is {parts} with batch_size={batch_size} on {validation.counted(replicas, 'replica')}; it must be "
+            f"at least 2, a multiple of the replicas, and divide the batch. {hint}",
             name="parts",
             received=parts,
         )

@@ -111,7 +111,7 @@ def verdict(averages: Averages, batch: int) -> str:
         'A batch of 16 needs 1.2 times the fewest steps and 5.0 times the fewest examples'
     """
     scale, count = averages.noise_scale, averages.measurements
-    measured = f"{count} measurement{'' if count == 1 else 's'}"
+    measured = validation.counted(count, "measurement")
     if not count:
         return "gradient noise scale: nothing was measured."
     if math.isinf(scale):

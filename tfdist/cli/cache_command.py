@@ -5,7 +5,7 @@ import os
 import click
 
 from tfdist import cache, validation
-from tfdist.cli.common.command import Command, Group
+from tfdist.cli.common.command import SETTINGS, Command, Group
 from tfdist.cli.common.option_parts import completes
 
 _WHAT = {
@@ -24,7 +24,11 @@ def _names() -> list[str]:
     return [one.name for one in cache.kept(cache.folder(os.environ))]
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Group,
+    examples={"tfdist cache list": "names and sizes", "tfdist cache clean --dry-run": "what would be removed"},
+    context_settings=SETTINGS,
+)
 def command() -> None:
     """List or remove the files that tfdist keeps between runs.
 

@@ -6,7 +6,7 @@ import click
 
 from tfdist.cli.common.command import Command
 from tfdist.jobs.agent import running_jobs
-from tfdist.validation import number
+from tfdist.validation import counted, number
 
 
 @click.command(
@@ -41,4 +41,4 @@ def command(*, stall_seconds: float) -> None:
     if found:
         raise SystemExit(1)
     workers = sum(len(said) for said in pages.values())
-    click.echo(f"{len(pages)} jobs, {workers} workers, none stands still")
+    click.echo(f"{counted(len(pages), 'job')}, {counted(workers, 'worker')}, none stands still")

@@ -1,13 +1,12 @@
 """The command ``tfdist`` and the table of its subcommands. Each subcommand loads its file when it is called."""
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
 import tfdist
-from tfdist.cli.common.command import SETTINGS, LazyGroup, write_examples
+from tfdist.cli.common.command import SETTINGS, LazyGroup
 from tfdist.errors import ConfigError, TfdistError
 
 # name -> line of the overview; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
@@ -45,14 +44,7 @@ EXAMPLES = {
 
 
 class Main(LazyGroup):
-    """The main command, with subcommands, examples, and the exit codes of errors."""
-
-    def __init__(self, *args: Any, examples: Mapping[str, str], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._examples = examples
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, self._examples)
+    """The main command, with subcommands, and the exit codes of errors."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line."""

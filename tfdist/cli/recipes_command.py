@@ -6,14 +6,22 @@ from pathlib import Path
 import click
 
 from tfdist import resources, validation
-from tfdist.cli.common.command import Command, Group
+from tfdist.cli.common.command import SETTINGS, Command, Group
 from tfdist.cli.common.option_parts import completes
 from tfdist.errors import ConfigError
 
 _RENAMED = {"single_device": "digits", "elastic": "multi_worker_mirrored"}  # old names, valid until 0.3
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Group,
+    examples={
+        "tfdist recipes list": "their names, and what each shows",
+        "tfdist recipes copy digits": "into digits/",
+        "python digits/train.py": "runs it",
+    },
+    context_settings=SETTINGS,
+)
 def command() -> None:
     """List the recipes, or copy one to start from.
 

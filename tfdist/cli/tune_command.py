@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdist.cli.common.command import PASSES_ARGUMENTS, Command, Group
+from tfdist.cli.common.command import PASSES_ARGUMENTS, SETTINGS, Command, Group
 from tfdist.cli.common.option_parts import complete_strategies, json_option, plot_option, write_json
 from tfdist.cli.common.progress import screen, unwinding
 from tfdist.errors import ConfigError
@@ -26,7 +26,12 @@ from tfdist.variables import STRATEGY
 _STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "dim", Outcome.FAILED: "red"}
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Group,
+    examples={"tfdist tune batch train.py": "train.py uses tfdist.tune.batch_size()"},
+    page="large-batch-tune",
+    context_settings=SETTINGS,
+)
 def command() -> None:
     """Find the settings with which a script should run on this machine."""
 

@@ -9,6 +9,8 @@ import click
 from tfdist.cli.common.command import Command
 from tfdist.validation import number
 
+_ENDED = "If it has ended: name its event file (tfdist run --event-file) instead."
+
 
 @click.command(
     cls=Command,
@@ -25,9 +27,9 @@ from tfdist.validation import number
 @click.option("--once", is_flag=True, help="Look once, print, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Look once, and print it as JSON.")
 @click.option("--web", is_flag=True, help="Serve a page and /metrics on the loopback interface.")
-@click.option("--port", type=int, default=0, metavar="P", help="Port of --web.  [default: any free one]")
+@click.option("--port", type=int, metavar="P", help="Port of --web.  [default: any free one]")
 @click.argument("job", default="")
-def command(*, every: float, once: bool, as_json: bool, web: bool, port: int, job: str) -> None:
+def command(*, every: float, once: bool, as_json: bool, web: bool, port: int | None, job: str) -> None:
     """Show what a job of this machine does: workers, parts of their steps, loss, memory, faults, and the verdict.
 
     JOB is the beginning of the id that `tfdist run --monitor` printed, or an event file. Without --monitor there is
@@ -36,19 +38,21 @@ def command(*, every: float, once: bool, as_json: bool, web: bool, port: int, jo
     number("--every", every, minimum=0.05)
     if web and (once or as_json):
         raise click.UsageError("--web serves until the job ends; leave --once and --json out.")
-    if not 0 <= port < 65536:
+    if port is not None and not web:
+        raise click.UsageError("--port is the port of --web; give both, or neither.")
+    if port is not None and not 0 <= port < 65536:
         raise click.UsageError(f"--port is {port}; it must be from 0 to 65535.")
     from tfdist.monitor.watch import event_log, observing
 
     if job and Path(job).is_file():
         if web:
-            _serve(event_log.Past(Path(job)), every, port)
+            _serve(event_log.Past(Path(job)), every, port or 0)
             return
         _print(event_log.from_events(Path(job)), as_json=as_json)
         return
-    observer = observing.Observer(job)
+    observer = observing.Observer(job, instead=_ENDED)
     if web:
-        _serve(observer, every, port)
+        _serve(observer, every, port or 0)
         return
     if once or as_json:
         shown = observer.look()

@@ -138,9 +138,9 @@ class Mesh:
         """Return the number of devices of each process, one for each place of the mesh."""
         if processes > self.size or self.size % processes:
             raise ConfigError(
-                f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} {processes} "
-                f"process{'' if processes == 1 else 'es'} ({what}). Make the sizes of the axes multiply to the number "
-                "of processes, or to that of the devices of all of them.",
+                f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} "
+                f"{validation.counted(processes, 'process', 'processes')} ({what}). Make the sizes of the axes "
+                "multiply to the number of processes, or to that of the devices of all of them.",
                 name="mesh",
                 received=str(self),
             )
@@ -149,9 +149,9 @@ class Mesh:
     def require_size(self, processes: int, devices: int, what: str) -> None:
         if processes * devices != self.size:
             raise ConfigError(
-                f"the mesh {self} has {self.size} places, and {what} gives {processes} process"
-                f"{'' if processes == 1 else 'es'} of {devices} device{'' if devices == 1 else 's'}. Start "
-                f"{self.size} processes (tfdist run -n {self.size}), one with as many devices (tfdist run "
+                f"the mesh {self} has {self.size} places, and {what} gives "
+                f"{validation.counted(processes, 'process', 'processes')} of {validation.counted(devices, 'device')}. "
+                f"Start {self.size} processes (tfdist run -n {self.size}), one with as many devices (tfdist run "
                 f"--replicas-per-worker {self.size}), or numbers that multiply to that.",
                 name="mesh",
                 received=str(self),

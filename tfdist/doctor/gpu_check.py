@@ -12,6 +12,7 @@ from tfdist.doctor.framework import Framework
 _QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 _CUDA_WHEELS = ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime")
 _NCCL_WHEELS = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_WITH_DRIVER = "docker run --gpus all ...   # or install NVIDIA's driver on the host"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ def judge_gpus(
     if not driver.gpus and not driver.present and (wheels := _cuda_wheels(packages or {})):
         seen = f"none; CUDA is installed ({wheels}), and there is no driver (no nvidia-smi)"
         why = "the driver comes from the host; in a container its toolkit brings it"
-        return [note("gpus", seen, why, "docker run --gpus all ..., or install NVIDIA's driver on the host")]
+        return [note("gpus", seen, why, _WITH_DRIVER)]
     if not driver.gpus:
         return [ok("gpus", "none; TensorFlow computes on the CPU")]
     seen = f"nvidia-smi lists {len(driver.gpus)} ({driver.gpus[0]}), TensorFlow can use none"
@@ -58,7 +59,7 @@ def judge_gpus(
         why = f"CUDA_VISIBLE_DEVICES={visible!r} hides them"
         return [note("gpus", seen, why, "unset CUDA_VISIBLE_DEVICES")]
     if framework.error:
-        return [problem("gpus", seen, "TensorFlow does not load", "see the finding `tensorflow`")]
+        return [problem("gpus", seen, "TensorFlow does not load", "python -c 'import tensorflow'   # shows why")]
     if not framework.build.get("is_cuda_build"):
         why = "this TensorFlow was built without CUDA"
         cure = "python -m pip uninstall -y tensorflow-cpu && python -m pip install 'tfdist[cuda]'"

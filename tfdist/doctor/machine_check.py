@@ -15,6 +15,7 @@ import tfdist
 from tfdist.doctor import cgroup
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
 from tfdist.processes.shared_memory import CONTAINER_BYTES
+from tfdist.validation import counted
 
 _TIMEX_BYTES = 512  # more than any kernel's struct timex; all zero asks and changes nothing
 _TIME_ERROR = 5
@@ -97,7 +98,7 @@ def judge_memory(memory: Memory) -> list[Finding]:
     if memory.limit_bytes is not None and memory.limit_bytes < memory.total_bytes:
         seen += f", limited to {memory.limit_bytes / GIB:.1f} GiB by the control group"
     workers = memory.free_bytes // WORKER_BYTES
-    seen += f"; room for {workers} small worker{'' if workers == 1 else 's'}"
+    seen += f"; room for {counted(workers, 'small worker')}"
     cure = "ps -eo pid,rss,args --sort=-rss | head   # or raise the limit: docker run --memory=8g"
     why = f"a worker takes up to {WORKER_BYTES // GIB} GiB before the model; without memory it is killed (signal 9)"
     if workers < 1:
@@ -146,7 +147,8 @@ def judge_open_files(soft: int, hard: int) -> list[Finding]:
     seen = f"{soft} per process"
     why = "each data file that is read in parallel and each connection to a worker takes one"
     reachable = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
-    cure = f"ulimit -n {reachable}" if reachable > soft else "raise the hard limit in /etc/security/limits.conf"
+    raising = "echo '* - nofile 65536' | sudo tee /etc/security/limits.d/nofile.conf   # then log in again"
+    cure = f"ulimit -n {reachable}" if reachable > soft else raising
     if soft < _TOO_FEW_FILES:
         return [problem("open-files", seen, why, cure)]
     if soft < _FEW_FILES:

@@ -15,6 +15,7 @@ from tfdist.cluster import ports
 from tfdist.doctor import child
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.validation import counted
 
 _WANTED_PORTS = 8
 _FEW_EPHEMERAL = 2000
@@ -88,9 +89,7 @@ def _open(seen: Ports) -> list[Finding]:
     shown = ", ".join(seen.addresses[:_SHOWN]) + more
     text = f"TensorFlow's servers listen on all interfaces, also those of a job on this machine: {shown}"
     why = "they accept any client: multi-worker, sharded-data-parallel and parameter-server jobs have such servers"
-    return [
-        note("ports", text, why, "docs/run.md#who-can-connect   # let a firewall admit the hosts of your jobs alone")
-    ]
+    return [note("ports", text, why, "tfdist docs run   # who can connect, and what a firewall should admit")]
 
 
 def observe_hostname(*, timeout_seconds: float) -> Hostname:
@@ -156,7 +155,9 @@ def judge_cluster(environ: Mapping[str, str]) -> list[Finding]:
     if found.num_workers == 1 and not found.parameter_servers:
         return [ok("cluster", f"one worker (from: {found.source})")]
     count = found.num_workers
-    place = f"worker {found.worker_index} of {count}" if found.is_worker else f"{found.task}, {count} worker(s)"
+    place = (
+        f"worker {found.worker_index} of {count}" if found.is_worker else f"{found.task}, {counted(count, 'worker')}"
+    )
     return [ok("cluster", f"{place} (from: {found.source}): {', '.join(found.addresses)}")]
 
 

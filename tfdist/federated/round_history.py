@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import CorruptDataError
+from tfdist.validation import counted
 
 ROUNDS = "rounds.jsonl"
 PICTURE = "rounds.png"
@@ -86,5 +87,11 @@ def shown(record: RoundRecord) -> str:
     spent = "" if record.epsilon is None else f"epsilon {record.epsilon:.4g}"
     counts = (("updates", record.clipped_updates), ("values", record.clipped_values))
     clipped = [f"{what} clipped: {count:,}" for what, count in counts if count]
-    parts = (f"{record.used} clients, {record.examples:,} examples", told, *clipped, spent, f"{record.seconds:.2f} s")
+    parts = (
+        f"{counted(record.used, 'client')}, {counted(record.examples, 'example')}",
+        told,
+        *clipped,
+        spent,
+        f"{record.seconds:.2f} s",
+    )
     return f"round {record.round + 1}: {'; '.join(filter(None, parts))}"

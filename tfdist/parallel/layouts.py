@@ -72,7 +72,7 @@ class Layouts:
         if len(layout) > len(shape):
             raise ConfigError(
                 f"the pattern {pattern!r} gives the layout {layout} to {path!r}, whose shape {tuple(shape)} has "
-                f"{len(shape)} dim(s). Give the axis of each dim, or None, and no more.",
+                f"{validation.counted(len(shape), 'dim')}. Give the axis of each dim, or None, and no more.",
                 name=path,
                 received=str(layout),
             )

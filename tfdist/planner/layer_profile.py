@@ -117,7 +117,9 @@ class Profile:
         for place, one in enumerate(self.layers):
             if not len(one.forward_seconds) == len(one.backward_seconds) == len(self.whole_seconds) == sizes:
                 raise ConfigError(
-                    f"the layer {one.name!r} has not one time for each of the {sizes} batch size(s).", name=one.name
+                    f"the layer {one.name!r} has not one time for each of the "
+                    f"{validation.counted(sizes, 'batch size')}.",
+                    name=one.name,
                 )
             if any(not 0 <= source < place for source in one.inputs):
                 raise ConfigError(
@@ -323,3 +325,7 @@ def _on_line(sizes: Sequence[int], seconds: Sequence[float], batch: float) -> fl
     if batch < sizes[0]:
         return max(found, seconds[0] * batch / sizes[0])
     return max(found, 0.0) if batch <= sizes[-1] else max(found, seconds[-1])
+
+
+def shown_processes(number: int) -> str:
+    return "one process alone" if number == 1 else f"{number} processes at once"

@@ -165,14 +165,18 @@ class ExplainedFile(io.RawIOBase):
 def storage_error(error: OSError, path: Path, doing: str) -> StorageError:
     """Return an explanation of ``error``, because of which ``path`` could not be ``doing`` ("read", "written")."""
     kind = MissingFileError if error.errno == errno.ENOENT and doing != "written" else StorageError
-    reason, free = os.strerror(error.errno) if error.errno else str(error), "unknown space"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    free = f" ({_free(path)} free there)" if doing == "written" else ""
+    message = f"{path} cannot be {doing}: {reason}{free}. {advice(error.errno)}"
+    return kind(error.errno, message, path=path) if error.errno else kind(message, path=path)
+
+
+def _free(path: Path) -> str:
     for place in (path, *path.parents):
         with suppress(OSError):
             found = os.statvfs(place)
-            free = size_text(found.f_bavail * found.f_frsize)
-            break
-    message = f"{path} cannot be {doing}: {reason} ({free} free there). {advice(error.errno)}"
-    return kind(error.errno, message, path=path) if error.errno else kind(message, path=path)
+            return size_text(found.f_bavail * found.f_frsize)
+    return "unknown space"
 
 
 def advice(number: int | None) -> str:

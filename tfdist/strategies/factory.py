@@ -221,8 +221,9 @@ def use_logical_cpus(count: int) -> None:
         present = len(tf_strategies.local_devices(("CPU",)))
         if present != count:
             raise ConfigError(
-                f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), "
-                "which cannot be changed any more. Call it before the first TensorFlow operation.",
+                f"use_logical_cpus({count}): TensorFlow has started in this process with "
+                f"{validation.counted(present, 'CPU device')}, which cannot be changed any more. Call it before the "
+                "first TensorFlow operation.",
                 name="use_logical_cpus",
                 received=count,
             ) from None

@@ -10,6 +10,7 @@ from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
+from tfdist.validation import counted
 
 
 def named_devices(devices: Sequence[str] | None) -> list[str]:
@@ -54,8 +55,8 @@ def first_devices(count: int, *, needs: str, name: str, instead: str = "Ask for 
     present = tf_strategies.local_devices(("GPU",)) or tf_strategies.local_devices(("CPU",))
     if len(present) < count:
         raise ConfigError(
-            f"{needs}; this process has {len(present)} device(s): {', '.join(present)}. {instead}, or split the CPU "
-            f"before TensorFlow starts: tfdist.strategies.use_logical_cpus({count}).",
+            f"{needs}; this process has {counted(len(present), 'device')}: {', '.join(present)}. {instead}, or split "
+            f"the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({count}).",
             name=name,
             received=count,
         )

@@ -276,8 +276,9 @@ def _require_devices(replicas: int) -> None:
         present, kind = len(tf.config.get_logical_device_configuration(cpu) or [cpu]), "CPU"
     if replicas > present:
         raise ConfigError(
-            f"replicas_per_worker is {replicas}; this process has {present} {kind} device(s). Ask for fewer, or split "
-            f"the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({replicas}).",
+            f"replicas_per_worker is {replicas}; this process has {validation.counted(present, f'{kind} device')}. "
+            "Ask for fewer, or split the CPU before TensorFlow starts: "
+            f"tfdist.strategies.use_logical_cpus({replicas}).",
             name="replicas_per_worker",
             received=replicas,
         )

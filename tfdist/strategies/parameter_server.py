@@ -132,7 +132,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         if backup_workers and (max_staleness != 0 or backup_workers >= len(addresses["worker"])):
             raise ConfigError(
                 f"backup_workers is {backup_workers}, with max_staleness={max_staleness} and "
-                f"{len(addresses['worker'])} worker(s); it needs max_staleness=0, and must leave one worker at least.",
+                f"{validation.counted(len(addresses['worker']), 'worker')}; it needs max_staleness=0, and must leave "
+                "one worker at least.",
                 name="backup_workers",
                 received=backup_workers,
             )
@@ -434,9 +435,10 @@ def _tasks(
             running = {job: len(connected[job]) for job in ("worker", "ps")}
             if running != {"worker": workers, "ps": servers}:
                 raise ConfigError(
-                    f"this process has started {running['worker']} worker(s) and {running['ps']} parameter server(s), "
-                    f"and is now asked for {workers} and {servers}. TensorFlow connects a process to one cluster: ask "
-                    "for the same again, or start a new process (in a notebook: restart the kernel).",
+                    f"this process has started {validation.counted(running['worker'], 'worker')} and "
+                    f"{validation.counted(running['ps'], 'parameter server')}, and is now asked for {workers} and "
+                    f"{servers}. TensorFlow connects a process to one cluster: ask for the same again, or start a new "
+                    "process (in a notebook: restart the kernel).",
                     name="cluster",
                     received=(workers, servers),
                 )

@@ -160,8 +160,9 @@ def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:
     first = cluster.local_index * count if len(gpus) >= cluster.local_workers * count else 0
     if first + count > len(present):
         raise ConfigError(
-            f"replicas_per_worker is {count}; this process has {len(present)} device(s): {', '.join(present)}. Ask for "
-            f"fewer, or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({count})."
+            f"replicas_per_worker is {count}; this process has {validation.counted(len(present), 'device')}: "
+            f"{', '.join(present)}. Ask for fewer, or split the CPU before TensorFlow starts: "
+            f"tfdist.strategies.use_logical_cpus({count})."
         )
     return present[first : first + count]
 

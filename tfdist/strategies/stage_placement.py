@@ -12,6 +12,7 @@ from tfdist.gradients.sharding import shard_layout
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE
 from tfdist.strategies import local_replicas
+from tfdist.validation import counted
 from tfdist.variables import MESH
 
 _log = logging.getLogger("tfdist")
@@ -73,8 +74,8 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
         )
     if replicas_per_worker not in (None, stages):
         raise ConfigError(
-            f"replicas_per_worker is {replicas_per_worker}, and the pipeline has {stages} stage"
-            f"{'' if stages == 1 else 's'}, each on a device of this process. Leave one of the two out.",
+            f"replicas_per_worker is {replicas_per_worker}, and the pipeline has "
+            f"{counted(stages, 'stage')}, each on a device of this process. Leave one of the two out.",
             name="replicas_per_worker",
             received=replicas_per_worker,
         )

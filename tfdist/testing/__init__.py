@@ -6,7 +6,10 @@ Example:
     ('WorkerPool', 1)
 """
 
+from tfdist.lazy_exports import modules
 from tfdist.monitor.fault_plan import FaultPlan
 from tfdist.monitor.faults import Fault
 
 __all__ = ["Fault", "FaultPlan"]
+
+__getattr__ = modules(__name__)

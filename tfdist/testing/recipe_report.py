@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist.planner.plot_style import figure_of
+from tfdist.validation import counted
 
 _TRAINING, _VALIDATION = "#1f5f9e", "#d1602b"
 
@@ -69,7 +70,7 @@ class Summary:
             "test loss": f"{self.loss:.4f}",
             "examples per second": speed,
             "steps": f"{self.steps:,}",
-            "workers": f"{self.workers}, {self.replicas} replica{'s' if self.replicas > 1 else ''} in all",
+            "workers": f"{self.workers}, {counted(self.replicas, 'replica')} in all",
         }
         return [f"{name:<19}  {value}" for name, value in rows.items()]
 
@@ -139,8 +140,8 @@ def draw_loss(summary: Summary, history: Mapping[str, Sequence[float]], path: Pa
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=11)
-    replicas = f"{summary.replicas} replica{'s' if summary.replicas > 1 else ''}"
-    workers = f"{summary.workers} worker{'s' if summary.workers > 1 else ''}"
+    replicas = counted(summary.replicas, "replica")
+    workers = counted(summary.workers, "worker")
     told = f"{summary.strategy}: {workers}, {replicas}, {summary.steps:,} steps; test accuracy {summary.accuracy:.2%}"
     axes.set_title("Loss on the handwritten digits", loc="left", pad=26, fontsize=15, fontweight="bold")
     axes.text(0, 1.025, told, transform=axes.transAxes, fontsize=10.5, color="#555555")

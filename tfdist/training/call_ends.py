@@ -6,6 +6,8 @@ another class's method, of the first `predict` of a model that was never compile
 Python's last collection would free them, and may wait for ever (`tfdist.compat.tensorflow.tf_data`). They end before
 it, while other threads still get Python's lock.
 
+The same three methods refuse numbers that are none before Keras computes with them: its error names no argument.
+
 At the end of the process a warning also names a strategy that the script made and never used, because Keras then
 trains in each process by itself, and nothing else notices.
 """
@@ -13,21 +15,24 @@ trains in each process by itself, and nothing else notices.
 import atexit
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
 from tfdist.compat import planted
 from tfdist.compat.tensorflow import tf_data
+from tfdist.validation import counted, integer
 from tfdist.waiting import Flag
 
 END_SECONDS = 10.0  # for elements that are being made when a call or the script ends
 
 _METHODS = ("fit", "evaluate", "predict")
+_LEAST = {"batch_size": 1, "validation_batch_size": 1, "epochs": None}  # arguments that are integers; None: of any size
 _USED = "_is_used"  # the place of a strategy's flag, which is set once the script uses it
 _log = logging.getLogger("tfdist")
 
@@ -48,9 +53,14 @@ def at_end(model: keras.Model, do: Callable[[], None]) -> None:
 
 def _with_end(model: keras.Model, name: str, calls: list[contextlib.ExitStack]) -> Callable[..., Any]:
     given = vars(model).get(name)  # a script may have set its own
+    known = inspect.signature(getattr(model, name))
 
     @functools.wraps(getattr(model, name))
     def call(*args: Any, **kwargs: Any) -> Any:
+        given_here: Mapping[str, Any] = kwargs
+        with contextlib.suppress(TypeError):  # of arguments that the method itself refuses
+            given_here = known.bind_partial(*args, **kwargs).arguments
+        _require_integers(given_here)
         with contextlib.ExitStack() as stack:
             calls.append(stack)
             stack.callback(calls.pop)
@@ -58,6 +68,12 @@ def _with_end(model: keras.Model, name: str, calls: list[contextlib.ExitStack]) 
             return method(*args, **kwargs)
 
     return call
+
+
+def _require_integers(arguments: Mapping[str, Any]) -> None:
+    for name, least in _LEAST.items():
+        if arguments.get(name) is not None:
+            integer(name, arguments[name], minimum=least)
 
 
 def expect_use(strategy: Any) -> None:
@@ -99,7 +115,7 @@ def _end_inputs(process: int, threads: tf_data.EndThreads) -> None:
         return  # a fork has none of these threads, nor those that iterators wait for
     if count := threads.end(tf_data.alive(), seconds=END_SECONDS):
         _log.warning(
-            "tfdist: %d input(s) still make an element %g s after the script has ended; the process ends without them.",
-            count,
+            "tfdist: %g s after the script has ended, its inputs still make %s; the process ends without them.",
             END_SECONDS,
+            counted(count, "element"),
         )

@@ -24,6 +24,7 @@ from tfdist.training.balance.moving_edges import Edges
 from tfdist.training.call_ends import END_SECONDS
 from tfdist.training.epoch import Alone, Element, Epoch, Layout, OwnData, SharedData
 from tfdist.training.replica import batch_rows
+from tfdist.validation import counted
 
 _log = logging.getLogger("tfdist")
 _Policy = tf.data.experimental.AutoShardPolicy
@@ -122,9 +123,9 @@ class Input:
         if own and share.process_count != workers.count:
             raise UnsupportedError(
                 f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads "
-                f"data of its own, and {workers.count} workers have {share.process_count} part(s) of a batch among "
-                "them: workers that compute with the same examples would have different ones. Give all workers the "
-                "same dataset.",
+                f"data of its own, and {workers.count} workers have {counted(share.process_count, 'part')} of a batch "
+                "among them: workers that compute with the same examples would have different ones. Give all workers "
+                "the same dataset.",
                 name="auto_shard_policy",
                 received=policy.name,
             )

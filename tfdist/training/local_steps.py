@@ -34,6 +34,7 @@ from tfdist.gradients.outer.worker_weights import outside
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training.replica import current_step
 from tfdist.training.replica.judging import Rules
+from tfdist.validation import counted
 
 _SAVING = ("save", "save_weights", "export", "get_weights")
 # rules of states for which the mean over workers is wrong
@@ -116,9 +117,9 @@ def _island(schedule: Synchronization, workers: Workers, replicas: int) -> Colle
         return None
     if workers.count % size or replicas > 1:
         raise ConfigError(
-            f"inside is {size}, and there are {workers.count} workers with {replicas} replica(s) each; groups of "
-            "workers must be equally large, and their workers must have one replica. Let inside divide the number of "
-            "workers, or let each worker have all devices of its host, and leave inside out.",
+            f"inside is {size}, and there are {workers.count} workers with {counted(replicas, 'replica')} each; "
+            "groups of workers must be equally large, and their workers must have one replica. Let inside divide the "
+            "number of workers, or let each worker have all devices of its host, and leave inside out.",
             name="inside",
             received=size,
         )

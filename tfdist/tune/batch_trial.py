@@ -13,6 +13,7 @@ from pathlib import Path
 from tfdist.jobs.process.job_command import run_to_end
 from tfdist.monitor.stopwatch import Measurement, Request, read
 from tfdist.tune.batch_search import Outcome, Tried
+from tfdist.validation import counted
 from tfdist.variables import BATCH_SIZE
 
 # messages of TensorFlow, CUDA, C++ and Python when memory runs out
@@ -110,8 +111,8 @@ def _filled(batch: int, chief: Measurement) -> tuple[Outcome, str]:
     if seen < batch * chief.replicas:
         return Outcome.SHORT, f"no step had more than {seen:,} examples: the data have no more"
     return Outcome.FAILED, (
-        f"a step had {seen:,} examples on {chief.replicas} replica(s): the script does not train with the batch under "
-        "trial. Let it call tfdist.tune.batch_size(default), or name its argument with --argument"
+        f"a step had {seen:,} examples on {counted(chief.replicas, 'replica')}: the script does not train with the "
+        "batch under trial. Let it call tfdist.tune.batch_size(default), or name its argument with --argument"
     )
 
 

@@ -22,7 +22,7 @@ from tfdist.planner import machine
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.scaling.plan_record import Calibration
-from tfdist.tune.profiling import of_two_processes
+from tfdist.tune.profiling import PAIR_SECONDS, Told, of_two_processes
 
 _LINK_BYTES = 16 << 20
 _LINK_SECONDS = 2.0
@@ -35,12 +35,17 @@ _STEPS = 60
 _OF_DIFFERENCES = 0.954  # the median size of a difference of two normal numbers, in standard deviations
 
 
-def calibration(say: Callable[[str], None]) -> Calibration:
+def calibration(told: Told, *, timeout_seconds: float = PAIR_SECONDS) -> Calibration:
     """Measure this machine: its matrices, memory and disk, and the link between two of its processes."""
-    say("matrices, memory and disk")
+    told("measuring matrices, memory and disk")
     alone = _of_machine(is_local=True)
-    say("two processes")
-    costs = of_two_processes("tfdist.tune.calibrating:costs_of_worker", {}, what="the costs of two processes were")
+    told("measuring link, messages and steps of two processes")
+    costs = of_two_processes(
+        "tfdist.tune.calibrating:costs_of_worker",
+        {},
+        what="the costs of two processes were",
+        timeout_seconds=timeout_seconds,
+    )
     return _with_costs(alone, costs, is_local=True)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.process.script_worker import end_with_parent, run_as_main
+from tfdist.validation import counted
 
 _POLL_SECONDS = 0.02
 
@@ -24,7 +25,8 @@ class Request:
     """A request to measure the layers of a model.
 
     Attributes:
-        path: the path of the profile; a message goes to the same path with ".error".
+        path: the path of the profile; a message goes to the same path with ".error", and the name of the phase with
+            ".phase".
         parent: the pid of the process whose end ends this one.
         divisors: the numbers by which the batch of `fit` is divided for further measurements.
         counts_processor: whether to measure CPU seconds, which other programs cannot lengthen.
@@ -59,7 +61,11 @@ def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) 
     rows = int(keras.tree.flatten(batch[0])[0].shape[0])
     sizes = [max(rows // divisor, 1) for divisor in request.divisors]
 
+    def tell(text: str) -> None:
+        Path(f"{request.path}.phase").write_text(text, encoding="utf-8")
+
     def in_fit(batch: Any, steps: int) -> float:
+        tell(f"measuring whole steps of {model.name}")
         return profile_model.step_seconds(model, batch, steps, fit=fit, clock=clock)
 
     try:
@@ -67,6 +73,7 @@ def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) 
         Path(f"{request.path}.here").touch()
         while not all(Path(f"{path}.here").exists() for path in request.together):
             time.sleep(_POLL_SECONDS)  # the process that started all of them has a deadline
+        tell(f"measuring the layers of {model.name} with {counted(len({rows, *sizes}), 'batch size')}")
         found = profile_model.profile(
             model, batch, batch_sizes=sizes, in_fit=in_fit if model.compiled else None, clock=clock
         )

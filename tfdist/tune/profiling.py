@@ -17,7 +17,7 @@ from tfdist.doctor import cgroup
 from tfdist.doctor.machine_check import observe_memory, observe_processors
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.jobs.placement.worker_environment import WorkerSession
-from tfdist.planner.layer_profile import Profile, beside_each_other, read
+from tfdist.planner.layer_profile import Profile, beside_each_other, read, shown_processes
 from tfdist.planner.planner_link import Link
 from tfdist.processes.pool.worker_pool import failures
 from tfdist.processes.shared_memory import observe_gpus
@@ -25,11 +25,18 @@ from tfdist.tune.layer_probe import Request
 from tfdist.variables import PREFIX, STRATEGY
 
 _FOREIGN = ("TF_CONFIG", PREFIX)  # the script is to find a process alone
-_PAIR_SECONDS = 120.0
+PAIR_SECONDS = 600.0  # two processes import TensorFlow, which takes minutes on a machine that does other things
 _LINK_BYTES = 16 << 20  # too many for caches, which would show a higher rate
 _LINK_REPEATED_SECONDS = 2.0  # other programs' share of the memory's rate changes within a quarter of a second
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 15
+
+#: Receives the name of what is measured next, for people.
+Told = Callable[[str], None]
+
+
+def untold(text: str) -> None:
+    """Ignore the name of the next measurement."""
 
 
 def beside(devices: int, *, threads: int | None, processors: int, gpus: int, free_bytes: int, each_bytes: int) -> int:
@@ -48,12 +55,11 @@ def measured(
     at_once: int | None = None,
     threads: int | None = None,
     timeout_seconds: float = 600.0,
-    on_processes: Callable[[int], None] = lambda processes: None,
+    told: Told = untold,
     **options: Any,
 ) -> Profile:
     """Return the profile of a script's model in several processes of this host, and in one process alone."""
-    given = {"threads": threads, "timeout_seconds": timeout_seconds, **options}
-    on_processes(1)
+    given = {"threads": threads, "timeout_seconds": timeout_seconds, "told": told, **options}
     alone = profiled(script, **given)
     if at_once is None:
         limits = cgroup.observe()
@@ -68,7 +74,6 @@ def measured(
         )
     if at_once == 1:
         return alone
-    on_processes(at_once)
     return profiled(script, alone=alone, processes=at_once, **given)
 
 
@@ -81,6 +86,7 @@ def profiled(
     timeout_seconds: float = 600.0,
     processes: int = 1,
     alone: Profile | None = None,
+    told: Told = untold,
 ) -> Profile:
     """Return the profile of the first model that a script fits; the script's processes have ended when this returns."""
     with tempfile.TemporaryDirectory(prefix="tfdist-plan-", ignore_cleanup_errors=True) as folder:
@@ -100,14 +106,15 @@ def profiled(
         environments = [
             environment(os.environ, number, processes, threads=threads, gpus=gpus) for number in range(processes)
         ]
-        codes = _finished(commands, environments, paths, timeout_seconds)
+        told(f"running {script[0]} up to its first fit in {shown_processes(processes)}")
+        codes = _finished(commands, environments, paths, timeout_seconds, told)
         for path, code in zip(paths, codes, strict=True):
             _require(path, code, script[0])
         if any(code is None for code in codes):
             late = paths[codes.index(None)]
             raise DeadlineError(
-                f"{script[0]} has not been measured after {timeout_seconds:g} s. Let it come to `fit` sooner, or give "
-                f"more with --timeout-seconds. It printed:{_end(late)}",
+                f"{script[0]} has not been measured after {timeout_seconds:g} s: {_phase(late) or 'no fit has begun'}. "
+                f"Let it come to `fit` sooner, or give more with --timeout-seconds. It printed:{_end(late)}",
                 path=script[0],
             )
         found = [read(path) for path in paths]
@@ -131,6 +138,13 @@ def _require(path: Path, code: int | None, script: str) -> None:
 
 def _log(path: Path) -> Path:
     return path.with_suffix(".output")
+
+
+def _phase(path: Path) -> str:
+    """Return what a process is measuring; empty if it has not begun."""
+    with contextlib.suppress(OSError):
+        return Path(f"{path}.phase").read_text(encoding="utf-8")
+    return ""
 
 
 def _end(path: Path) -> str:
@@ -164,10 +178,14 @@ def _gpus(base: Mapping[str, str], there: int) -> list[str]:
 
 
 def _finished(
-    commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], paths: Sequence[Path], seconds: float
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[dict[str, str]],
+    paths: Sequence[Path],
+    seconds: float,
+    told: Told,
 ) -> list[int | None]:
     """Run commands at once until all have ended, one has ended without a profile, or the deadline has passed."""
-    deadline = time.monotonic() + seconds
+    deadline, phase = time.monotonic() + seconds, ""
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(_running(command, variables, _log(path)))
@@ -175,6 +193,9 @@ def _finished(
         ]
         while time.monotonic() < deadline:
             ended = [path for one, path in zip(processes, paths, strict=True) if one.poll() is not None]
+            if (now := _phase(paths[0])) not in ("", phase):
+                phase = now
+                told(phase)
             if len(ended) == len(paths) or not all(path.exists() for path in ended):
                 break
             time.sleep(_POLL_SECONDS)
@@ -195,22 +216,31 @@ def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> It
             process.wait()
 
 
-def of_two_processes(target: str, arguments: Mapping[str, Any], *, what: str, hint: str = "") -> Any:
+def of_two_processes(
+    target: str, arguments: Mapping[str, Any], *, what: str, hint: str = "", timeout_seconds: float = PAIR_SECONDS
+) -> Any:
     """Return what a function measures on the first of two processes of this host, under `multi-worker`."""
     with WorkerSession("multi-worker", workers=2).pool as pool:
-        replies = pool.call(target, arguments, timeout_seconds=_PAIR_SECONDS)
+        replies = pool.call(target, arguments, timeout_seconds=timeout_seconds)
     if failed := failures(replies):
-        raise TfdistError(f"{what} not measured: {failed[0].message}{hint}")
+        if all(one.status == "silent" for one in failed):
+            raise DeadlineError(
+                f"{what} not measured after {timeout_seconds:g} s. Give more with --timeout-seconds, or try again when "
+                f"the machine is less busy{hint and ', or ' + hint}."
+            )
+        raise TfdistError(f"{what} not measured: {failed[0].message.rstrip('.')}.{hint and ' Otherwise ' + hint + '.'}")
     return replies[0].value
 
 
-def measured_link() -> Link:
+def measured_link(*, timeout_seconds: float = PAIR_SECONDS, told: Told = untold) -> Link:
     """Measure the link between two processes of this host with the collectives of `multi-worker`."""
+    told("measuring the link between two processes of this host")
     found = of_two_processes(
         "tfdist.tune.profiling:link_of_worker",
         {"many_bytes": _LINK_BYTES, "seconds": _LINK_REPEATED_SECONDS},
         what="the link between two processes was",
-        hint=". Pass --link 10gbit.",
+        hint="name a link, such as --link 10gbit",
+        timeout_seconds=timeout_seconds,
     )
     return Link(**found, is_local=True)
 

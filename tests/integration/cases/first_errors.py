@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tfdist
 from tfdist.cluster import Cluster
@@ -37,6 +38,8 @@ def main(folder: str) -> None:
             "port taken, ring": lambda: strategies.RingStrategy(cluster),
             "no Horovod": lambda: _without("horovod", lambda: strategies.RingStrategy(Cluster())),
             "TensorFlow before the strategy": lambda: _after_a_tensor(cluster),
+            "fit in batches of text": lambda: _model().fit([[1.0]], [[1.0]], batch_size="16"),
+            "batches of none": lambda: _model().evaluate([[1.0]], [[1.0]], 0),
         }
         told = {"port taken, multi-worker": _told_in_a_fork(lambda: strategies.MultiWorkerMirroredStrategy(cluster))}
         told |= {name: _told(request) for name, request in requests.items()}
@@ -71,6 +74,15 @@ def _after_a_tensor(cluster: Cluster) -> object:
 
     tf.constant(1)
     return tfdist.strategies.MultiWorkerMirroredStrategy(cluster)
+
+
+def _model() -> Any:
+    import keras
+
+    with tfdist.strategies.MirroredStrategy(devices=["CPU:0"]).scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
 
 
 def _without(package: str, request: Callable[[], object]) -> object:

@@ -77,13 +77,14 @@ def test_shared_memory_is_observed(tmp_path: Path) -> None:
         (65536, 65536, Level.OK, ""),
         (1024, 524288, Level.NOTE, "ulimit -n 65536"),
         (512, 4096, Level.WARNING, "ulimit -n 4096"),
-        (128, 128, Level.PROBLEM, "raise the hard limit in /etc/security/limits.conf"),
+        (128, 128, Level.PROBLEM, "echo '* - nofile 65536'"),
         (128, -1, Level.PROBLEM, "ulimit -n 65536"),
     ],
 )
 def test_open_files(soft: int, hard: int, level: Level, cure: str) -> None:
     (finding,) = machine_check.judge_open_files(soft, hard)
-    assert (finding.level, finding.cure) == (level, cure)
+    assert finding.level is level
+    assert finding.cure.startswith(cure) if cure else not finding.cure
 
 
 def lay(root: Path, files: dict[str, str]) -> None:

@@ -25,6 +25,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tensor_arrays
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import ConfigError
+from tfdist.validation import counted
 
 _logger = logging.getLogger("tfdist")
 _Array = NDArray[Any]
@@ -99,7 +100,7 @@ class Shards:
             # on a mesh it may belong to this process's part of a weight, which is another on another mesh
             if old != total and getattr(strategy, "cuts_weights", False) and hasattr(strategy, "mesh"):
                 raise ConfigError(
-                    f"the backup in {source} is of {_counted(old, state.axis)}, and there are {total} now; "
+                    f"the backup in {source} is of {counted(old, state.axis)}, and there are {total} now; "
                     f"{state.name} of sharded weights resume with as many places of the mesh as before. Make as many, "
                     "or begin anew in another backup_dir."
                 )
@@ -123,7 +124,7 @@ class Shards:
                 _logger.warning(
                     "The backup (%s) is of %s, and there %s %d now; %s: %s.",
                     source,
-                    _counted(old, state.axis),
+                    counted(old, state.axis),
                     "is" if total == 1 else "are",
                     total,
                     state.name,
@@ -175,7 +176,7 @@ def _value(
     keys = [_key(state, shard, name) for shard in ([index] if old == now else range(old))]
     if missing := [key for key in keys if key not in arrays]:
         raise ConfigError(
-            f"the backup in {source} has no {missing[0]}, of {_counted(old, state.axis)}. It is another program's; "
+            f"the backup in {source} has no {missing[0]}, of {counted(old, state.axis)}. It is another program's; "
             "begin anew in another backup_dir."
         )
     if old == now:
@@ -184,13 +185,9 @@ def _value(
         return resharded(state.rule, [arrays[key] for key in keys], index=index, count=now)
     except ConfigError as error:
         raise ConfigError(
-            f"the backup in {source} is of {_counted(old, state.axis)}, and now there would be {now}; "
+            f"the backup in {source} is of {counted(old, state.axis)}, and now there would be {now}; "
             f"{state.name}: {error}"
         ) from error
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _local_replicas(model: keras.Model, workers: Workers) -> int:

@@ -46,7 +46,16 @@ def moved(name: str) -> click.Command:
 
 
 @click.group(
-    cls=_Benchmarks, package="tfdist.cli.bench", modules="{}_command", table=COMMANDS, context_settings=SETTINGS
+    cls=_Benchmarks,
+    package="tfdist.cli.bench",
+    modules="{}_command",
+    table=COMMANDS,
+    examples={
+        "tfdist bench all-reduce --max-bytes 1M --gradients none --rounds 3": "a first look",
+        "tfdist bench step --strategy multi-worker": "steps of two workers",
+    },
+    page="benchmarks",
+    context_settings=SETTINGS,
 )
 def command() -> None:
     """Compare the speed of tfdist with its peers, in alternating rounds of one run.

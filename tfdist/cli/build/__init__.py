@@ -7,4 +7,10 @@ COMMANDS = {
     "ops": "Compile tfdist's own TensorFlow ops, and say where they are kept.",
 }
 
-command = lazy_group(__name__, COMMANDS, "Build native parts for the TensorFlow that is installed, and keep them.")
+command = lazy_group(
+    __name__,
+    COMMANDS,
+    "Build native parts for the TensorFlow that is installed, and keep them.",
+    examples={"tfdist build horovod": "minutes, once", "tfdist build ops": "seconds, once"},
+    page="horovod",
+)

@@ -15,6 +15,7 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 PASSES_ARGUMENTS = {**SETTINGS, "allow_interspersed_args": False}
 
 _METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # click writes INTEGER RANGE
+_NAMES = {"integer range": "integer", "float": "number", "float range": "number"}  # and "is not a valid float range"
 _ARGUMENTS = f"{__name__}.arguments"
 _TELLS_ALL = f"{__name__}.tells_all"
 
@@ -62,6 +63,8 @@ class Command(click.Command):
         self.page = page
         self._groups = groups or {}
         self._tells_all = tells_all
+        names = [one.name for one in self.params]
+        self._exclusive = {name for name in names if names.count(name) > 1}
         if tells_all:
             flag: dict[str, Any] = {
                 "is_flag": True,
@@ -71,13 +74,30 @@ class Command(click.Command):
                 "callback": _tell_all,
             }
             self.params.append(click.Option(["--help-all"], help="Show all options.", **flag))
-        for option in self.params:
-            if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
-                option.metavar = _METAVARS.get(option.type.name)
+        for one in self.params:
+            if isinstance(one, click.Option) and one.metavar is None and not one.is_flag:
+                one.metavar = _METAVARS.get(one.type.name)
+            if one.type.name in _NAMES:
+                one.type = copy.copy(one.type)  # click.FLOAT is every command's
+                one.type.name = _NAMES[one.type.name]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta.setdefault(_ARGUMENTS, tuple(args))
+        if not ctx.resilient_parsing:
+            self._refuse_exclusive(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _refuse_exclusive(self, context: click.Context, args: list[str]) -> None:
+        """Refuse two flags that share a name; click would take the last of them."""
+        if not self._exclusive:
+            return
+        given: dict[str | None, set[str]] = {}
+        for one in self.make_parser(context).parse_args(list(args))[2]:
+            if one.name in self._exclusive:
+                given.setdefault(one.name, set()).add(one.opts[0])
+        for flags in given.values():
+            if len(flags) > 1:
+                context.fail(f"{' and '.join(sorted(flags))} exclude each other; give one of them.")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options below the headings of their groups; options without a group come last."""
@@ -134,7 +154,21 @@ def write_examples(formatter: click.HelpFormatter, examples: Mapping[str, str]) 
 
 
 class Group(click.Group):
-    """A group that suggests the nearest name for an unknown command."""
+    """A group with examples and the name of its documentation page, which suggests a name for an unknown command."""
+
+    def __init__(
+        self, *args: Any, examples: Mapping[str, str] | None = None, page: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.examples = dict(examples or {})
+        self.page = page
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, self.examples)
+        if self.page is not None:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(f"More: tfdist docs {self.page}")
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -190,7 +224,9 @@ class LazyGroup(Group):
             formatter.write_dl(list(self._table.items()))
 
 
-def lazy_group(package: str, table: Mapping[str, str], text: str) -> LazyGroup:
+def lazy_group(package: str, table: Mapping[str, str], text: str, **options: Any) -> LazyGroup:
     """Return the group of a sub-package, in which the module GROUP_NAME has the command NAME."""
     name = package.rpartition(".")[2]
-    return LazyGroup(name, package=package, modules=name + "_{}", table=table, help=text, context_settings=SETTINGS)
+    return LazyGroup(
+        name, package=package, modules=name + "_{}", table=table, help=text, context_settings=SETTINGS, **options
+    )

@@ -17,4 +17,10 @@ command = lazy_group(
     __name__,
     COMMANDS,
     "Write examples as TFRecord files that are read shuffled, divided and resumed exactly; find and repair damage.",
+    examples={
+        "tfdist data write photos data": "photos/train/CLASS/*.jpg becomes data/train",
+        "tfdist data info data/train": "what it holds",
+        "tfdist data verify data/train": "is every byte sound?",
+    },
+    page="data",
 )

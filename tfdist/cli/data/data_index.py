@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from tfdist import data
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.progress import unwinding
+from tfdist.cli.common.progress import Phases, unwinding
 from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
 from tfdist.data.writing.foreign_tfrecords import shown_features
+from tfdist.validation import counted
 
 
 @click.command(
@@ -44,10 +44,10 @@ def command(directory: str, schema_file: Path | None, exists: str | None, **opti
     Tars, JSON lines, LMDB and ArrayRecord files are read once, and the result is kept in .tfdist next to them. Without
     this command it is kept in the user's cache when files of 4 MiB or more are first read.
     """
-    with unwinding(), Console(stderr=True).status("looking at the records"):
+    with unwinding(), Phases("looking at the records"):
         schema = schema_of(schema_file) if schema_file else None
         manifest = data.index(directory, schema=schema, exists=exists or "raise", **options)
     click.echo(
-        f"{directory} has {manifest.examples} examples in {len(manifest.shards)} shards, layout {manifest.layout}: "
-        f"{shown_features(manifest)}"
+        f"{directory} has {counted(manifest.examples, 'example')} in {counted(len(manifest.shards), 'shard')}, layout "
+        f"{manifest.layout}: {shown_features(manifest)}"
     )

@@ -13,6 +13,7 @@ from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import screen
 from tfdist.cli.data.data_options import follow_option, readable, schema_table, storage_option
 from tfdist.errors import CorruptDataError
+from tfdist.validation import counted
 
 _BAR = 40
 _MOST_CLASSES = 20
@@ -52,10 +53,10 @@ def command(directory: str, as_json: bool, plot: str | None, **options: Any) -> 
 
 def _show(found: Any) -> None:
     console = screen(200, highlight=False)
-    shards = f"{len(found.shards)} shard{'s' * (len(found.shards) != 1)}"
+    shards = counted(len(found.shards), "shard")
     console.print(
         escape(
-            f"{found.url}: {found.examples} examples, {readable(found.bytes)} in {shards} "
+            f"{found.url}: {counted(found.examples, 'example')}, {readable(found.bytes)} in {shards} "
             f"(balance {found.balance:.2f}), indices {readable(found.index_bytes)}, layout {found.layout}, "
             f"revision {found.revision}"
         )

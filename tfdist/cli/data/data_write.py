@@ -20,6 +20,7 @@ from tfdist.cli.data.data_options import (
     size,
     storage_option,
 )
+from tfdist.validation import counted
 
 _STEP_PERCENT = 10  # progress between two lines, if there is no terminal
 _STEP_BYTES = 1 << 30  # the same if the total is unknown
@@ -110,9 +111,9 @@ def command(
     several = {f"{folder}/{name}": one for name, one in written.items()} if isinstance(written, dict) else {}
     manifests = several or {directory: written}
     for place, one in manifests.items():
-        shards = f"{len(one.shards)} shard{'s' * (len(one.shards) != 1)}"
+        shards = counted(len(one.shards), "shard")
         size = readable(one.total_bytes)
-        click.echo(f"{place} has {one.examples} examples in {shards}, {size}, in {seconds:.0f} s.")
+        click.echo(f"{place} has {counted(one.examples, 'example')} in {shards}, {size}, in {seconds:.0f} s.")
     first = next(iter(manifests.values()))
     screen(200, highlight=False).print(schema_table(first.schema.to_json(), first.label))
 
@@ -126,7 +127,7 @@ class _Watch(Watch):
         self._step = 0
 
     def show(self, examples: int, total: int | None, written: int) -> None:
-        said = f"{examples} examples, {readable(written)}"
+        said = f"{counted(examples, 'example')}, {readable(written)}"
         self.progress.update(self._task, description=said, total=total, completed=examples)
         step = 100 * examples // total // _STEP_PERCENT if total else written // _STEP_BYTES
         if not self.is_terminal and step > self._step:

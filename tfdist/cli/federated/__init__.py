@@ -9,4 +9,14 @@ COMMANDS = {
     "client": "Train on this machine's data for a server.",
 }
 
-command = lazy_group(__name__, COMMANDS, "Train a model over clients that keep their data.")
+command = lazy_group(
+    __name__,
+    COMMANDS,
+    "Train a model over clients that keep their data.",
+    examples={
+        "tfdist recipes copy hospitals": "an application to begin with",
+        "tfdist federated simulate hospitals/train.py": "trains it in one process",
+        "tfdist federated keys keys --client berlin --client paris": "the first step to real clients",
+    },
+    page="federated",
+)

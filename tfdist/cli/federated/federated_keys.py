@@ -7,6 +7,7 @@ import click
 from tfdist.cli.common.command import Command
 from tfdist.cli.federated.federation_options import require_cryptography
 from tfdist.errors import ConfigError
+from tfdist.validation import counted
 
 
 @click.command(
@@ -47,7 +48,7 @@ def command(folder: Path, clients: tuple[str, ...], own: str | None, added: tupl
     known = {name: federation_keys.make_client_key(folder, name).public for name in clients}
     known |= dict(map(_named_key, added))
     federation = federation_keys.make_federation(folder, known)
-    click.echo(f"{folder / federation_keys.LIST_FILE}: {len(federation.clients)} clients, certificate")
+    click.echo(f"{folder / federation_keys.LIST_FILE}: {counted(len(federation.clients), 'client')}, certificate")
     click.echo(f"  {federation.fingerprint}")
 
 

@@ -8,24 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
-from tfdist.cli.common.progress import screen, unwinding
-from tfdist.cli.plan.plan_options import require_source, words_of
+from tfdist.cli.common.progress import Phases, screen, unwinding
+from tfdist.cli.plan.plan_options import require_source, timeout_option, words_of
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
-from tfdist.planner.layer_profile import Profile, read
+from tfdist.planner.layer_profile import Profile, read, shown_processes
 from tfdist.planner.planner_link import Link
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.stage_cost import SCHEDULES
 from tfdist.planner.stage_search import OBJECTIVES
 from tfdist.planner.tensor_layouts import layouts
 from tfdist.processes.shared_memory import observe_gpus
-from tfdist.validation import as_bytes
+from tfdist.validation import as_bytes, counted
 
 
 @click.command(
@@ -63,7 +62,9 @@ from tfdist.validation import as_bytes
     metavar="NAME",
     help=f"Schedule of pipelines: {', '.join(SCHEDULES)}.",
 )
-@click.option("--microbatches", type=int, metavar="M", help="Micro-batches of a pipeline; by default powers of 2.")
+@click.option(
+    "--microbatches", type=click.IntRange(1), metavar="M", help="Micro-batches of a pipeline; by default powers of 2."
+)
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),
@@ -81,9 +82,7 @@ from tfdist.validation import as_bytes
 )
 @click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing.")
 @click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Write the costs for --profile.")
-@click.option(
-    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
-)
+@timeout_option
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script", required=False)
@@ -122,7 +121,7 @@ def command(
     require_source(profile, script, is_module=is_module)
     words = words_of(script, arguments, is_module=is_module)
     quiet = json_path == "-"
-    with unwinding(), Console(stderr=True).status("starting") as status:
+    with unwinding(), Phases() as phases:
         if profile is not None:
             costs = read(profile)
         else:
@@ -136,16 +135,15 @@ def command(
                 divisors=sorted({count, count * 4}),
                 threads=threads,
                 timeout_seconds=timeout_seconds,
-                on_processes=lambda number: status.update(f"measuring the layers in {_processes(number)}"),
+                told=phases.update,
             )
         if save_profile is not None:
             save_profile.write_text(costs.to_json(), encoding="utf-8")
         if given is None and (given := plan_record.local_link(os.environ)) is None:
             from tfdist.tune.profiling import measured_link
 
-            status.update("measuring the line between two processes")
-            given = measured_link()
-        status.update("planning")
+            given = measured_link(timeout_seconds=timeout_seconds, told=phases.update)
+        phases.update("planning")
         report = plans(costs, found, given, schedule=schedule, microbatches=microbatches, objective=objective)
     if not quiet:
         _print(report, words)
@@ -174,11 +172,9 @@ def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> 
             "--at-once is for measuring, and --profile reads earlier measurements. Omit one of them."
         )
     if at_once > devices:
-        raise click.UsageError(f"--at-once is {at_once}, more than the {devices} device(s); give at most {devices}.")
-
-
-def _processes(number: int) -> str:
-    return "one process alone" if number == 1 else f"{number} processes at once"
+        raise click.UsageError(
+            f"--at-once is {at_once}, more than the {counted(devices, 'device')}; give at most {devices}."
+        )
 
 
 def _print(report: Report, script: Sequence[str]) -> None:
@@ -191,7 +187,7 @@ def _print(report: Report, script: Sequence[str]) -> None:
         )
     )
     alone = ", one device in one alone" if profile.alone is not None else ""
-    console.print(f"measured in {_processes(profile.processes)}{alone}", style="dim")
+    console.print(f"measured in {shown_processes(profile.processes)}{alone}", style="dim")
     covered = ", ".join(f"{part:.0%}" for part in profile.coverage)
     console.print(
         f"layers sum up to {covered} of the whole model, for {', '.join(map(str, profile.batch_sizes))} examples",

@@ -16,5 +16,11 @@ command = LazyGroup(
     default="scale",
     help="Predict the time and price of a training by its number of workers.\n\n"
     "How one model is divided over given devices: tfdist parallel plan.",
+    examples={
+        "tfdist plan train.py": "one to eight workers on this machine",
+        "tfdist plan --workers 1..64 --link 10gbit train.py": "machines in a network",
+        "tfdist plan scale --help": "all options",
+    },
+    page="plan",
     context_settings=SETTINGS,
 )

@@ -1,12 +1,11 @@
 """`tfdist plan calibrate`: measure the speeds of this machine on which predictions are based."""
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.progress import screen, unwinding
-from tfdist.cli.plan.plan_options import record
+from tfdist.cli.common.progress import Phases, screen, unwinding
+from tfdist.cli.plan.plan_options import record, timeout_option
 
 
 @click.command(
@@ -20,7 +19,8 @@ from tfdist.cli.plan.plan_options import record
     page="plan",
 )
 @click.option("--show", is_flag=True, help="Measure nothing; print the record.")
-def command(show: bool) -> None:
+@timeout_option
+def command(show: bool, timeout_seconds: float) -> None:
     """Measure the link between two processes of this host, matrix products, memory, disk, messages and steps.
 
     The record is in the cache. `tfdist plan` takes from it everything that its options do not give, and the intervals
@@ -29,8 +29,8 @@ def command(show: bool) -> None:
     if not show:
         from tfdist.tune.calibrating import calibration, keep
 
-        with unwinding(), Console(stderr=True).status("starting") as status:
-            path = keep(calibration(status.update))
+        with unwinding(), Phases() as phases:
+            path = keep(calibration(phases.update, timeout_seconds=timeout_seconds))
         click.echo(f"wrote {path}", err=True)
     found, console = record(), screen(highlight=False)
     one = found.calibration

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, plot_option, write_json
-from tfdist.cli.common.progress import screen, unwinding
+from tfdist.cli.common.progress import Phases, screen, unwinding
 from tfdist.cli.plan.plan_options import (
     measured_network,
     measured_rate,
@@ -76,7 +75,7 @@ _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadl
     multiple=True,
     type=click.Choice([*METHODS, "all"]),
     metavar="NAME",
-    help="Method to compare; repeatable.",
+    help=f"Method to compare: {', '.join(METHODS)}, all; several.",
 )
 @click.option("--price", type=click.FloatRange(0), default=0.0, help="Price of a device per hour.")
 @click.option("--spot", metavar="PART:mtbf=T", help="Spot: part of the price, time between failures; restart=T.")
@@ -85,9 +84,6 @@ _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadl
 @click.option("--budget", type=click.FloatRange(0, min_open=True), help="Budget in the currency of --price.")
 @click.option(
     "--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Write the profile for --profile."
-)
-@click.option(
-    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
 )
 @plot_option
 @json_option
@@ -116,8 +112,15 @@ def command(
     if plot is not None:
         require_matplotlib()
     kept = record()
-    with unwinding(), Console(stderr=True).status("measuring the layers") as status:
-        network = measured_network(asked["link"], asked["hosts"], asked["device"], kept.calibration)
+    with unwinding(), Phases() as phases:
+        network = measured_network(
+            asked["link"],
+            asked["hosts"],
+            asked["device"],
+            kept.calibration,
+            timeout_seconds=timeout_seconds,
+            told=phases.update,
+        )
         counts, left_out = on_processors(counts, network, asked["device"])
         costs = profile_of(
             profile,
@@ -125,16 +128,17 @@ def command(
             arguments,
             is_module=is_module,
             seconds=timeout_seconds,
+            told=phases.update,
             workers=1 if asked["grows"] else max(counts),
             beside=max(counts) if network.link.is_local else 1,
         )
         if save_profile is not None:
             save_profile.write_text(costs.to_json(), encoding="utf-8")
-        status.update("planning")
+        phases.update("planning")
         around = surroundings(
             kept.calibration,
             network=network,
-            rate=measured_rate(costs, asked["device"], kept.calibration),
+            rate=measured_rate(costs, asked["device"], kept.calibration, told=phases.update),
             **{name: asked[name] for name in ("device", "precision", "noise")},
         )
         report = plan_scaling(

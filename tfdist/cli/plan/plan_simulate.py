@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
-from tfdist.cli.common.progress import screen, unwinding
+from tfdist.cli.common.progress import Phases, screen, unwinding
 from tfdist.cli.plan.plan_options import (
     measured_network,
     measured_rate,
@@ -26,7 +25,9 @@ from tfdist.planner.scaling.job_steps import METHODS, Job, predict
 from tfdist.planner.scaling.planned_request import on_device, save_seconds, surroundings
 from tfdist.planner.scaling.save_interval import Failures, best_interval
 from tfdist.planner.scaling.scaling_report import shown_seconds
-from tfdist.validation import as_seconds
+from tfdist.validation import as_seconds, counted
+
+_METHOD = f"How workers share the training: {', '.join(METHODS[1:])}."
 
 
 @click.command(
@@ -48,7 +49,9 @@ from tfdist.validation import as_seconds
 @click.option(
     "--workers", type=click.IntRange(1), default=8, show_default=True, help="Number of workers, with a device each."
 )
-@click.option("--method", type=click.Choice(METHODS[1:]), default="data", show_default=True, metavar="NAME")
+@click.option(
+    "--method", type=click.Choice(METHODS[1:]), default="data", show_default=True, metavar="NAME", help=_METHOD
+)
 @click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="Steps to train.")
 @plan_options
 @click.option("--slow", multiple=True, metavar="WORKER=TIMES", help="A worker that computes longer; repeatable.")
@@ -60,9 +63,6 @@ from tfdist.validation import as_seconds
 @click.option("--min-workers", "least", type=click.IntRange(1), help="Fewest workers with which the job continues.")
 @click.option("--away", default="10m", show_default=True, metavar="TIME", help="Time until a failed worker is back.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
-@click.option(
-    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Deadline for the script."
-)
 @click.option("--trace", metavar="FILE", type=OutputFile(path_type=Path), help="Write ten steps as a chrome trace.")
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -87,23 +87,31 @@ def command(
     slow = dict(_slow(text, asked["workers"]) for text in asked["slow"])
     failures = _failures(asked)
     kept = record()
-    with unwinding(), Console(stderr=True).status("measuring the layers") as status:
-        network = measured_network(asked["link"], asked["hosts"], asked["device"], kept.calibration)
+    with unwinding(), Phases() as phases:
+        network = measured_network(
+            asked["link"],
+            asked["hosts"],
+            asked["device"],
+            kept.calibration,
+            timeout_seconds=timeout_seconds,
+            told=phases.update,
+        )
         costs = profile_of(
             profile,
             script,
             arguments,
             is_module=is_module,
             seconds=timeout_seconds,
+            told=phases.update,
             workers=1 if asked["grows"] else asked["workers"],
         )
         around = surroundings(
             kept.calibration,
             network=network,
-            rate=measured_rate(costs, asked["device"], kept.calibration),
+            rate=measured_rate(costs, asked["device"], kept.calibration, told=phases.update),
             **{name: asked[name] for name in ("device", "precision", "noise")},
         )
-        status.update("simulating")
+        phases.update("simulating")
         workers = asked["workers"]
         batch = costs.batch * (workers if asked["grows"] else 1)
         job = around.job(on_device(costs, around.device, kept.calibration), asked["method"], workers, batch)
@@ -164,8 +172,8 @@ def _print(job: Job, scenario: Scenario, found: Simulated) -> None:
     usual, late = (float(one) for one in np.quantile(found.step_seconds, [0.5, 0.99]))
     predicted = predict(job).seconds
     console.print(
-        f"{job.workers:,} workers, {job.method}: {scenario.steps:,} steps take {shown_seconds(found.seconds)}"
-        f"{'' if found.is_finished else ' and are not finished'}"
+        f"{counted(job.workers, 'worker')}, {job.method}: {counted(scenario.steps, 'step')} take "
+        f"{shown_seconds(found.seconds)}{'' if found.is_finished else ' and are not finished'}"
     )
     console.print(
         f"step: {shown_seconds(usual)}, one of a hundred over {shown_seconds(late)}; "
@@ -174,8 +182,9 @@ def _print(job: Job, scenario: Scenario, found: Simulated) -> None:
     console.print(f"{found.waited:.1%} of the workers' computing time is waiting for others")
     if scenario.failures is not None:
         console.print(
-            f"{found.failures:,} failures, {found.repeated:,} steps repeated, {found.saves:,} checkpoints of "
-            f"{shown_seconds(scenario.save_seconds)}, one every {shown_seconds(scenario.interval_seconds)}"
+            f"{counted(found.failures, 'failure')}, {counted(found.repeated, 'step')} repeated, "
+            f"{counted(found.saves, 'checkpoint')} of {shown_seconds(scenario.save_seconds)}, one every "
+            f"{shown_seconds(scenario.interval_seconds)}"
         )
 
 

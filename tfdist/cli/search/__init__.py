@@ -16,6 +16,13 @@ command = LazyGroup(
     modules="{}_search",
     table=COMMANDS,
     default="run",
-    help="Find the best hyper-parameters of a script: tfdist search --metric val_accuracy train.py",
+    help="Find the best hyper-parameters of a script.",
+    examples={
+        "tfdist search --metric val_accuracy --trials 100 train.py": "train.py uses tfdist.search.parameters()",
+        "tfdist search show search": "the trials, also while they run",
+        "tfdist search best search": "the best one",
+        "tfdist search run --help": "all options",
+    },
+    page="search",
     context_settings=SETTINGS,
 )

@@ -11,6 +11,7 @@ from tfdist.cli.common.option_parts import json_option, write_json
 from tfdist.tune.search.search_run import opened
 from tfdist.tune.search.search_trial import BACKUP
 from tfdist.tune.search.trial_slots import trial_folder
+from tfdist.validation import counted
 
 
 @click.command(
@@ -42,7 +43,9 @@ def command(folder: Path, json_path: str | None) -> None:
         "backup": str(backup),
     }
     if json_path != "-":
-        click.echo(f"trial {best.number}: {found.settings.metric} {value:.6g}, {best.step} epochs behind it")
+        click.echo(
+            f"trial {best.number}: {found.settings.metric} {value:.6g}, trained for {counted(best.step, 'epoch')}"
+        )
         for name, one in best.values.items():
             click.echo(f"  {name} = {one!r}")
         click.echo(f"backup: {backup}")

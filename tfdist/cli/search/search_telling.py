@@ -10,6 +10,7 @@ from rich.table import Table
 from tfdist.cli.common.progress import screen
 from tfdist.tune.search.search_history import Clone, End, Event, History, Resume, Start
 from tfdist.tune.search.search_run import Search
+from tfdist.validation import counted
 
 _STYLES = {"finished": "green", "failed": "red", "stopped": "dim"}
 _MOST_ROWS = 20
@@ -63,7 +64,7 @@ def print_table(found: Search, *, everything: bool = False) -> None:
         status: sum(one.status == status for one in trials) for status in dict.fromkeys(one.status for one in trials)
     }
     parts = ", ".join(f"{count} {status.value}" for status, count in counts.items())
-    console.print(f"{len(trials)} trials: {parts or 'none yet'}", highlight=False)
+    console.print(f"{counted(len(trials), 'trial')}: {parts or 'none yet'}", highlight=False)
     for one in [one for one in trials if one.status == "failed"][:3]:
         console.print(f"trial {one.number} failed: {escape(one.cause)}", highlight=False)
 

@@ -10,7 +10,16 @@ from tfdist.cli.common.option_parts import OutputFile
 from tfdist.errors import ConfigError
 
 
-@click.group(cls=Group, context_settings=SETTINGS)
+@click.group(
+    cls=Group,
+    examples={
+        "tfdist run --trace trace.json -n 2 train.py": "a trace at the end of a job",
+        "tfdist trace save -o trace.json": "a trace of the job that runs",
+        "tfdist trace merge before.json after.json -o both.json": "two traces side by side",
+    },
+    page="monitoring-stacks",
+    context_settings=SETTINGS,
+)
 def command() -> None:
     """Write steps of all workers as a chrome trace, on one clock; https://ui.perfetto.dev opens it."""
 

@@ -85,8 +85,8 @@ _OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
 @click.option(
     "--timeout-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    metavar="X",
-    help="Longest time for a cell, or for a run of a script.",
+    metavar="S",
+    help="Longest time for a cell, or for a run of a script.  [default: as its feature says; 600]",
 )
 # rarely used options are described in the page only
 @click.option("--mesh", metavar="AXES", hidden=True)

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.option_parts import write_json
-from tfdist.cli.common.progress import screen, unwinding
+from tfdist.cli.common.progress import Phases, screen, unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_installed, require_script, server_count
+from tfdist.validation import counted
 from tfdist.variables import COLLECTIVES
 from tfdist.verify import column
 from tfdist.verify.column import Column
@@ -81,15 +81,9 @@ def run(wanted: Sequence[Job], json_path: str | None) -> int:
     """Verify each job, print the results, and return the worst exit code; 1 takes precedence over others."""
     proofs: list[Proof] = []
     console = screen()
-    with unwinding(), Console(stderr=True).status("starting") as status:
+    with unwinding(), Phases() as phases:
         for job in wanted:
-
-            def tell(told: str) -> None:
-                status.update(escape(told))
-                if not status.console.is_terminal:
-                    click.echo(told, err=True)
-
-            proofs.append(prove(job, on_run=tell))
+            proofs.append(prove(job, on_run=phases.update))
             if json_path != "-":
                 _print(proofs[-1], console)
     write_json(to_json(proofs), json_path)
@@ -118,13 +112,12 @@ def _size(size: float) -> str:
 
 
 def _verdict(proof: Proof) -> str:
-    steps = f"{proof.steps} step{'s' if proof.steps != 1 else ''}"
-    on = f"{proof.replicas} replica{'s' if proof.replicas != 1 else ''} in {proof.workers} process"
-    on += "es" if proof.workers != 1 else ""
+    steps = counted(proof.steps, "step")
+    on = f"{counted(proof.replicas, 'replica')} in {counted(proof.workers, 'process', 'processes')}"
     if proof.outcome is Outcome.SAME:
         counts = (proof.compared or {}).items()
         named = {**_KINDS, "log": "log"}
-        kinds = ", ".join(f"{count} {named.get(kind, kind)}{'s' * (count != 1)}" for kind, count in counts)
+        kinds = ", ".join(counted(count, named.get(kind, kind)) for kind, count in counts)
         return (
             f"{proof.strategy}: the same as one device, after each of {steps} on {on}: {kinds}; the largest difference "
             f"is {proof.largest:.1e}"

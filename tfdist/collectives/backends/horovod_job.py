@@ -31,6 +31,7 @@ from tfdist.collectives.rendezvous_store import Store, StoreServer
 from tfdist.compat.horovod import broken_connections
 from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, WorkerLostError
 from tfdist.native.horovod_record import find_installed
+from tfdist.validation import counted
 from tfdist.variables import WORKERS
 
 _LOOPBACK = "127.0.0.1"
@@ -223,9 +224,9 @@ def join(
         return _same(_joined[0], cluster, wanted)
     if hvd.is_initialized() and hvd.size() != cluster.num_workers:
         raise ConfigError(
-            f"Horovod was started in this process with {hvd.size()} rank(s), but the cluster ({cluster.source}) has "
-            f"{cluster.num_workers} worker(s). Do not call hvd.init() before the strategy is made, or start the "
-            "script with horovodrun."
+            f"Horovod was started in this process with {counted(hvd.size(), 'rank')}, but the cluster "
+            f"({cluster.source}) has {counted(cluster.num_workers, 'worker')}. Do not call hvd.init() before the "
+            "strategy is made, or start the script with horovodrun."
         )
     sets = [hvd.ProcessSet(list(group)) for group in wanted]
     store = None

@@ -20,7 +20,7 @@ from tfdist.data.check.verifying import Progress, examine_all
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import record_framing
 from tfdist.data.format.contents import Contents, batches
-from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
+from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest, require_folder
 from tfdist.data.format.picture_decoding import Decoding
 from tfdist.data.format.record_framing import Content, Found, walk
 from tfdist.data.format.revisions import (
@@ -168,7 +168,8 @@ class Repair:
         yield from (f"{name} was written anew" for name in self.indexed)
         yield from (f"{name} was removed" for name in self.removed)
         yield from self.inferred
-        now = f"has {self.kept} examples now, revision {self.revision}; {self.lost_examples} are lost."
+        lost = f"{validation.counted(self.lost_examples, 'example')} lost" if self.lost_examples else "none was lost"
+        now = f"has {validation.counted(self.kept, 'example')} now, revision {self.revision}; {lost}."
         yield f"{self.url} {now if self.has_changed else 'is sound: nothing was changed.'}"
 
     def to_json(self) -> dict[str, Any]:
@@ -229,6 +230,7 @@ def repair(
         (2, [2], True)
     """
     place = storage(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+    require_folder(place)
     copy = None
     if into is not None:
         copy = storage(into, storage_options=storage_options if is_url(os.fspath(into)) else None)
@@ -281,8 +283,8 @@ def repair_storage(
         missing = [shard.file for shard, state in zip(old.shards, done, strict=True) if state.is_missing]
         if missing and not drop_missing:
             raise CorruptDataError(
-                f"{place.url} has no {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}. Copy them "
-                "into it; or pass drop_missing=True (--drop-missing) to continue without their examples.",
+                f"{place.url} has no {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}. Copy what is "
+                "missing into it; or pass drop_missing=True (--drop-missing) to continue without those examples.",
                 name=missing[0],
                 path=place.url,
             )

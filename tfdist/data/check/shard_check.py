@@ -14,9 +14,14 @@ from tfdist.data.format.schema import FIXED
 from tfdist.data.format.shard_index import Index, stored_index
 from tfdist.errors import CorruptDataError, MissingFileError
 from tfdist.storage.directory import Storage
+from tfdist.validation import counted
 
 MOST_PLACES = 1000  # of a shard that are listed one by one
 _MOST_FAULTS = 100_000  # that are kept in memory
+
+
+#: the problem of a file that the manifest names and that is not there
+MISSING = "there is no such file"
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Place:
     def __str__(self) -> str:
         where = "" if self.offset is None else f", byte {self.offset}"
         which = "" if self.example is None else f", example {self.example}"
-        more = f" (and {self.examples - 1} more examples)" if self.examples > 1 else ""
+        more = f" (and {counted(self.examples - 1, 'more example')})" if self.examples > 1 else ""
         return f"{self.file}{where}{which}: {self.problem}{more}"
 
 
@@ -89,7 +94,7 @@ class _Examination:
         try:
             content = Content(self._place, shard.file, seen=seen)
         except MissingFileError:
-            self._add(None, self._first, "there is no such file", shard.examples)
+            self._add(None, self._first, MISSING, shard.examples)
             return Examined(tuple(self._places), 0, True, True, False, is_indexed)
         if content.size != shard.bytes:
             self._add(None, None, f"it has {content.size} bytes; the manifest says {shard.bytes}")
@@ -120,7 +125,7 @@ class _Examination:
         try:
             self._index = stored_index(self._place, self._manifest, self._shard)
         except MissingFileError:
-            self._places.append(Place(self._shard.index.file, None, None, "there is no such file"))
+            self._places.append(Place(self._shard.index.file, None, None, MISSING))
         except CorruptDataError as error:
             self._places.append(Place(self._shard.index.file, None, None, str(error).rstrip(".")))
         return self._index is not None

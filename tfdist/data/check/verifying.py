@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist import validation
-from tfdist.data.check.shard_check import Examined, Place, examine
+from tfdist.data.check.shard_check import MISSING, Examined, Place, examine
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, read_manifest, require_manifest
 from tfdist.data.format.picture_decoding import Decoding
@@ -76,6 +76,8 @@ class Report:
         if self.is_sound:
             return ""
         flag = " --rebuild-manifest" if self.revision is None else " --decode" if self.decoded else ""
+        if any(one.problem == MISSING and one.examples for one in self.places):
+            flag += " --drop-missing"
         return f"Copy the files again, or run `tfdist data repair {self.url}{flag}`: it keeps all that is whole."
 
     def lines(self) -> Iterator[str]:
@@ -84,7 +86,7 @@ class Report:
         if self.revision is not None:
             what = "decoded" if self.decoded else "parsed" if self.contents else "checked by checksum"
             which = f"All {self.examples}" if self.is_sound else f"{self.sound} of {self.examples}"
-            yield f"{which} examples in {self.shards} shards are sound; all were {what}."
+            yield f"{which} examples in {validation.counted(self.shards, 'shard')} are sound; all were {what}."
         if not self.is_sound:
             yield self.cure
 

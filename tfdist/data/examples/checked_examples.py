@@ -60,7 +60,14 @@ class Examples:
         return first, last
 
     def _check_size(self, shard: Shard) -> None:
-        size = self.storage.size(shard.file)
+        try:
+            size = self.storage.size(shard.file)
+        except MissingFileError as error:
+            raise MissingFileError(
+                f"{self.storage.url} has no {shard.file}, which its manifest names. Copy the file again, or run "
+                f"`tfdist data repair {self.storage.url} --drop-missing`, which continues without its examples.",
+                path=shard.file,
+            ) from error
         if size != shard.bytes:
             raise CorruptDataError(
                 f"{shard.file} has {size} bytes; the manifest says {shard.bytes}. It was cut short or replaced. "

@@ -5,6 +5,7 @@ import functools
 import glob
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -173,6 +174,22 @@ def read_manifest(place: Storage) -> Manifest:
             f"{NAME} has {size} bytes; at most {LARGEST_BYTES} are read.", name=NAME, received=size, path=place.url
         )
     return Manifest.from_bytes(place.read(NAME, 0, size))
+
+
+def require_folder(place: Storage) -> None:
+    """Refuse a local path that is no folder, before a lock in it makes it."""
+    if place.local is not None and place.local.is_file():
+        raise ConfigError(
+            f"{place.url} is a file. Pass the folder of a directory that `tfdist data write` or `index` made.",
+            name="directory",
+            path=place.url,
+        )
+    if place.local is not None and not place.local.exists():
+        raise ConfigError(
+            f"{place.url} {_without_manifest(place, ())}. Check the path; relative ones begin at {os.getcwd()}.",
+            name="directory",
+            path=place.url,
+        )
 
 
 def _without_manifest(place: Storage, names: Collection[str]) -> str:

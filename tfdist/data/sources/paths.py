@@ -99,7 +99,8 @@ def _expanded(path: str, split: str | None) -> list[Found]:
         else:
             source_files.require_content(match)
             raise ConfigError(
-                f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}.",
+                f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}. Other formats (tar, "
+                "JSON lines, MDS, LMDB, ...) are read in place: `tfdist data show`, and tfdist.data.open in Python.",
                 name="source",
                 path=match,
             )

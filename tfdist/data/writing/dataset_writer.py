@@ -308,11 +308,10 @@ class _Job:
     def _tell_resumed(self) -> None:
         if finished := self._journal.shards.values():
             _log.warning(
-                "%s: resumes after %d finished shard%s of an interrupted run (%d examples).",
+                "%s: resumes after %s of an interrupted run (%s).",
                 self._place.url,
-                len(finished),
-                "s" * (len(finished) != 1),
-                sum(shard.examples for shard in finished),
+                validation.counted(len(finished), "finished shard"),
+                validation.counted(sum(shard.examples for shard in finished), "example"),
             )
 
     def _cuts(self) -> list[tuple[int, int]] | None:

@@ -156,7 +156,11 @@ def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files
         for entry in entries if not known else ():
             source_files.require_content(entry.path, entry.size)
         if entries and not known:
-            raise ConfigError(f"{matched[0]} is not a TFRecord file: it does not begin with a record.", path=matched[0])
+            raise ConfigError(
+                f"{matched[0]} is not a TFRecord file: it does not begin with a record. Files of other formats have no "
+                "checksums to verify; `tfdist data stats` reads every example of them.",
+                path=matched[0],
+            )
         chosen = tuple(entry for entry in entries if entry.path in known)
         return _Files(place.url, text, folders.pop() or "/", chosen, False) if chosen else None
 

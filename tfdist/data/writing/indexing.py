@@ -9,7 +9,7 @@ from typing import Any
 from tfdist import validation
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import splits
-from tfdist.data.format.data_manifest import Manifest, read_manifest
+from tfdist.data.format.data_manifest import Manifest, read_manifest, require_folder
 from tfdist.data.format.revisions import index_name, of_one_writing
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import paths, source_files
@@ -38,6 +38,7 @@ def index_records(
     asked = foreign_tfrecords.Asked(directory, split, storage_options, follow_symlinks=follow_symlinks)
     if (elsewhere := foreign_tfrecords.indexed_elsewhere(place, asked, schema=schema, label=label)) is not None:
         return read_manifest(elsewhere)
+    require_folder(place)
     with place.lock():
         is_there, old = manifests.NAME in place.names(), None
         if is_there and exists != "overwrite":
@@ -79,8 +80,8 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     found = [name for name in found if heads[name] and kinds[name] != VOID]
     if not found:
         raise ConfigError(
-            f"{place.url} has {len(names)} files, and no TFRecord file with records among them. `tfdist data write "
-            "SOURCE DIRECTORY` makes some of other formats.",
+            f"{place.url} has {validation.counted(len(names), 'file')}, and no TFRecord file with records among them. "
+            "`tfdist data write SOURCE DIRECTORY` makes some of other formats.",
             path=place.url,
         )
     return found

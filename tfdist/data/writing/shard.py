@@ -19,6 +19,7 @@ from tfdist.data.sources.protocol import Source
 from tfdist.data.writing.encode import Encoded, Encoder
 from tfdist.errors import ConfigError
 from tfdist.storage.directory import Storage, storage
+from tfdist.validation import counted
 
 #: bytes of a shard, where their number is not given
 SHARD_BYTES = 256 << 20
@@ -32,7 +33,8 @@ def cuts(
     shards = num_shards or min(count, max(1, -(-total // shard_bytes)))
     if shards > count:
         raise ConfigError(
-            f"num_shards is {shards}; there are {count} examples, and a shard has at least one.",
+            f"num_shards is {shards}, and the source has {counted(count, 'example')}; a shard has one at least. Give a "
+            "smaller num_shards (--num-shards).",
             name="num_shards",
             received=shards,
         )

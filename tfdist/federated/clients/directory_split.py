@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples, payload_of
+from tfdist.data.examples.computed_examples import Computed
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import record_framing
 from tfdist.data.format.contents import Contents
@@ -93,6 +94,13 @@ def split_directory(
     """
     target = Path(os.path.abspath(_local(into)))
     examples = open_directory(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+    if isinstance(examples, Computed):  # its bytes are no records, which are copied here
+        raise ConfigError(
+            f"{os.fspath(directory)} has no TFRecord files. Copy its examples first, in Python: found = "
+            f"tfdist.data.open({os.fspath(directory)!r}); tfdist.data.write(found, 'data', schema=found.schema).",
+            name="directory",
+            received=os.fspath(directory),
+        )
     with explained(target, "read"):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(

@@ -20,6 +20,7 @@ from tfdist.jobs.supervision.supervisor_state import Phase, Purpose, Rules, Verd
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import StepState, WorkerStatus
 from tfdist.processes.worker_failure import Failure, Outcome, Record, how_it_ended, in_short, own_failures
+from tfdist.validation import counted
 
 VERSION = 1
 LEFT_CODE = 143  # as if SIGTERM, which a worker that leaves has got, had ended the job
@@ -219,12 +220,11 @@ class RestartReporter:
         restarts = f" after {self.failures} of {self.max_restarts} restarts" if self.start or self.max_restarts else ""
         parts = [f"ended with code {exit_code}{restarts}"]
         if self.sizes:
-            parts[0] += f" and {self.sizes} change{'s' if self.sizes > 1 else ''} of the number of workers"
+            parts[0] += f" and {counted(self.sizes, 'change')} of the number of workers"
         if self.evicted:
-            parts.append(f"{self.evicted} slow worker{'s' if self.evicted > 1 else ''} evicted")
+            parts.append(f"{counted(self.evicted, 'slow worker')} evicted")
         if self.replaced:
-            several = "s" if self.replaced > 1 else ""
-            parts.append(f"{self.replaced} worker{several} replaced while the others continued")
+            parts.append(f"{counted(self.replaced, 'worker')} replaced while the others continued")
         if self._restored or self.lost:
             parts.append(f"{_steps(self.lost)} repeated")
         who = "it" if self.has_chief else "all"
@@ -234,8 +234,7 @@ class RestartReporter:
             middle, most = statistics.median(self.recoveries), max(self.recoveries)
             parts.append(f"{who} stepped again after {middle:.2f} s (median; {most:.2f} s at most)")
         if self.warnings:
-            count = len(self.warnings)
-            parts.append(f"{count} warning{'s' if count > 1 else ''}")
+            parts.append(counted(len(self.warnings), "warning"))
         return "\n".join(["; ".join(parts) + (":" if self.warnings else ""), *(f"  {one}" for one in self.warnings)])
 
 
@@ -253,7 +252,7 @@ def _all(workers: int) -> str:
 
 
 def _steps(count: int) -> str:
-    return f"{count} step{'' if count == 1 else 's'}"
+    return counted(count, "step")
 
 
 def failures_of(attempt: Attempt, rules: Rules, records: Mapping[int, Record | None]) -> tuple[Failure, ...]:

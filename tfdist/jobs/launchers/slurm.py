@@ -22,7 +22,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.launchers.launcher import Launcher, agent_command
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.plan.worker_spec import VISIBLE
-from tfdist.validation import parse_integer
+from tfdist.validation import counted, parse_integer
 from tfdist.variables import SLURM_REQUEUE
 from tfdist.waiting import handled, wait_heeding_signals
 
@@ -325,7 +325,7 @@ def tell_why_it_waits(
         seconds = queue_seconds if why else running_seconds
         if why not in ("", "None", told):
             times = _restarts(job)
-            before = f", and has been started {times} time{'s' * (times > 1)} before" if times else ""
+            before = f", and has been started {counted(times, 'time')} before" if times else ""
             say(f"job {job} waits: {why}{before} (Ctrl-C takes it out of the queue)")
         told = why
 

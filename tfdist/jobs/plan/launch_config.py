@@ -11,7 +11,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
-from tfdist.validation import integer, shown, text
+from tfdist.validation import counted, integer, shown, text
 from tfdist.variables import ALL_LOGS, COLLECTIVES, NO_WARM, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
 
 MAX_WORKERS = 1024  # the most on one host; a larger number is probably a typing error
@@ -244,10 +244,10 @@ class LaunchConfig:
         if not self.standby and self.range[0] >= self.workers:
             self._refuse(
                 "standby",
-                f"evict_stragglers (--evict-stragglers) is given with {self.workers} workers (-n), min_workers "
-                f"(--min-workers) {self.range[0]} and no standby (--standby); a slow worker can be replaced by a "
-                "standby, or the job continues with fewer workers. Give --standby and --max-restarts, or --min-workers "
-                "below -n.",
+                f"evict_stragglers (--evict-stragglers) is given with {counted(self.workers, 'worker')} (-n), "
+                f"min_workers (--min-workers) {self.range[0]} and no standby (--standby); a slow worker can be "
+                "replaced by a standby, or the job continues with fewer workers. Give --standby and --max-restarts, "
+                "or --min-workers below -n.",
             )
 
     @property

@@ -16,6 +16,7 @@ from tfdist.cluster.cluster_values import TaskId
 from tfdist.jobs.plan.roles import Role, members
 from tfdist.jobs.supervision.hangs import Hang, Hung
 from tfdist.monitor.status import StepPosition
+from tfdist.validation import counted
 
 _MOST_NAMES = 6  # in one line
 
@@ -224,4 +225,4 @@ def first_state(rules: Rules, *, restarts: int = 0, replaced: int = 0) -> State:
 
 
 def shown(workers: int) -> str:
-    return f"{workers} worker{'' if workers == 1 else 's'}"
+    return counted(workers, "worker")

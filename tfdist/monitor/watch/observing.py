@@ -27,14 +27,12 @@ from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 #: steps of which a look shows the mean
 RECENT = 100
 
-_ENDED = "name its event file (tfdist run --event-file) instead"
-
 
 class Observer:
     """An observer of one job; `timeline` has the steps of the last look, or None without a record."""
 
-    def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
-        self.job, self._folder = found(job, folders)
+    def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None, instead: str = "") -> None:
+        self.job, self._folder = found(job, folders, instead=instead)
         self.timeline: Timeline | None = None
         self._processes: dict[int, Process] = {}
         self._gpus = Gpus.found()
@@ -154,7 +152,11 @@ def of_model(
     return flops, None if peak is None else flops / float(peak)
 
 
-def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
+def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "") -> tuple[str, Path]:
+    """Return the id and the directory of the running job whose id begins with ``job``; empty for the only job.
+
+    Errors end with ``instead``, a sentence about what else the user may name.
+    """
     places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
     jobs: dict[str, Path] = {}
     for place in places:
@@ -167,13 +169,13 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
         return fitting[0], jobs[fitting[0]]
     if not jobs:
         raise ConfigError(
-            f"JOB is {job!r}, and no job of tfdist runs on this machine. If it has ended: {_ENDED}.",
+            f"JOB is {job!r}, and no job of tfdist runs on this machine.{instead and ' ' + instead}",
             name="JOB",
             received=job,
         )
     what = "no job has an id like it" if not fitting else "more than one job has an id like it"
     known = f"These run: {', '.join(sorted(jobs))}. Give the beginning of one's id."
-    raise ConfigError(f"JOB is {job!r}; {what}. {known} If it has ended: {_ENDED}.", name="JOB", received=job)
+    raise ConfigError(f"JOB is {job!r}; {what}. {known}{instead and ' ' + instead}", name="JOB", received=job)
 
 
 def _known_from(folder: Path) -> int:

@@ -233,8 +233,8 @@ def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, 
     given = list(stages)
     if len(given) != parts - 1:
         raise ConfigError(
-            f"stages names {len(given)} layer(s) ({', '.join(given)}), and {parts} parts begin with {parts - 1}: the "
-            "first part begins with the model."
+            f"stages names {validation.counted(len(given), 'layer')} ({', '.join(given)}), and {parts} parts begin "
+            f"with {parts - 1}: the first part begins with the model."
         )
     places = []
     for name in given:

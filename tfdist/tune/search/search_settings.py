@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.options import check, option
@@ -44,7 +45,9 @@ class SearchSettings:
     mode: str = option("auto", "auto: by the metric's name.", choices=("auto", "min", "max"))
     scheduler: str = option("asha", "Rule for which trials continue.", choices=SCHEDULERS)
     sampler: str = option("random", "Sampler of values.", choices=SAMPLERS)
-    trials: int | None = option(None, "Trials, or members of a population.", kind=int, metavar="N", minimum=1)
+    trials: int | None = option(
+        None, "Trials, or members of a population.  [default: 64; 16; a grid: all]", kind=int, metavar="N", minimum=1
+    )
     epochs: int = option(27, "Epochs of a trial that is never stopped.", metavar="R", minimum=1)
     min_epochs: int = option(1, "Epochs before the first comparison.", metavar="R", minimum=1)
     eta: int = option(3, "One of ETA trials continues.", metavar="ETA", minimum=2)
@@ -70,6 +73,8 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.strategy is not None:
+            strategy_table.get(self.strategy)  # raises for an unknown name
         if self.min_epochs > self.epochs:
             raise ConfigError(
                 f"--min-epochs is {self.min_epochs} and --epochs is {self.epochs}; trials are compared before they "
