@@ -42,6 +42,9 @@ def variational_autoencoder(ctx: Context) -> Outcome:
         def metrics(self) -> list[Any]:
             return [self.total_loss_tracker, self.reconstruction_loss_tracker, self.kl_loss_tracker]
 
+        def call(self, inputs: Any) -> Any:
+            return self.decoder(self.encoder(inputs)[:, :LATENT])
+
         def train_step(self, data: Any) -> dict[str, Any]:
             ops = keras.ops
             with tf.GradientTape() as tape:
@@ -65,7 +68,8 @@ def variational_autoencoder(ctx: Context) -> Outcome:
 
     with ctx.scope():
         model = Autoencoder()
-        model.compile(optimizer=sgd(learning_rate=0.02))
+        # The compiled loss has no targets here, so it cannot be built before the first step.
+        model.compile(optimizer=sgd(learning_rate=0.02), loss="mse")
     return trained(ctx, model, regression(PARTIAL)[0])
 
 
