@@ -70,7 +70,9 @@ def test_a_layer_that_compares_rows_is_said_once_of_a_model_that_only_predicts(p
     seen = call(pool, "said_of_predictions")
     (sentence,) = seen["centring"]
     assert "'centring'" in sentence
-    assert seen["rows apart"] == []
+    (sentence,) = seen["ranks"]
+    assert "'Predicting.predict_step'" in sentence
+    assert seen["rows apart"] == seen["largest"] == []
 
 
 def test_a_step_that_cannot_be_tried_is_told_without_the_text_of_tensorflow(pool: WorkerPool) -> None:

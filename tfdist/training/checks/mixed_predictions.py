@@ -2,7 +2,8 @@
 
 A step is tried on rows of the first batch. `predict` has a graph that takes its batches itself, so here rows are made
 up, in the shapes of the input: positive fractions, and zeros and ones. All workers make the same ones, and take nothing
-from the input. Rows of text cannot be made up, so models of text are not checked.
+from the input. Rows of text cannot be made up, so models of text are not checked. What the user's `predict_step` makes
+of a batch is compared in the same way.
 """
 
 import logging
@@ -46,22 +47,30 @@ class Look:
         if not self._is_due:
             return
         self._is_due = False
-        if not (suspects := row_mixing.suspects(self._model)):
+        if not (kinds := _kinds(self._model)):
             return
         with step_clock().during(Phase.TRACE):  # it takes the time of a trace, and runs the user's code
-            found = _mixes(self._model, self._strategy, layout)
-        if self._workers.gather([int(found)]).max():
-            sentence = advice.of("layers", ", ".join(suspects), self._model)
-            step_probe.warn_once(self._model, self._workers, sentence)
+            found = [_mixes(self._model, self._strategy, layout, kind) for kind in kinds]
+        seen = self._workers.gather([int(one) for one in found]).max(axis=0)
+        for kind, names in (pair for pair, is_found in zip(kinds.items(), seen, strict=True) if is_found):
+            step_probe.warn_once(self._model, self._workers, advice.of(kind, ", ".join(names), self._model))
+            return
 
 
 def mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
     """Return whether the outputs for made-up rows differ when other rows are left out; False if that is unknown."""
-    return bool(row_mixing.suspects(model)) and _mixes(model, strategy, layout)
+    return any(_mixes(model, strategy, layout, kind) for kind in _kinds(model))
 
 
-def _mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
-    """Return the answer of `mixes` for a model that has suspects."""
+def _kinds(model: keras.Model) -> dict[str, list[str]]:
+    """Return what may compare rows, its layers or a `predict_step` of its own, with the names of what it is."""
+    own = [f"{type(model).__name__}.predict_step"] if keras_trainer.is_own(model, "predict_step") else []
+    found = {"layers": row_mixing.suspects(model), "prediction": own}
+    return {kind: names for kind, names in found.items() if names}
+
+
+def _mixes(model: keras.Model, strategy: Any, layout: Layout, kind: str) -> bool:
+    """Return the answer of `mixes` for one kind of what may compare rows."""
     if (data := made_up(layout)) is None:
         return False
     how = row_mixing.Pass(
@@ -69,6 +78,7 @@ def _mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
         tolerance=step_probe.tolerance_of_outputs(in_16_bits=keras_trainer.computes_in_16_bits(model)),
         meets=any(sharded_variable.sharding_of(weight) is not None for weight in model.weights),
         exchange=_raise,
+        step=model.predict_step if kind == "prediction" else None,
     )
     try:
         return row_mixing.mixes(model, strategy, data, how)
