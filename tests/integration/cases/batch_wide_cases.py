@@ -433,7 +433,7 @@ class Predicting(keras.Sequential):
         self.function = function
 
     def predict_step(self, data: Any) -> Any:
-        return {"outputs": self(data[0]), "more": self.function(self(data[0]))}
+        return {"outputs": self(data), "more": self.function(self(data))}
 
 
 def said_of_predictions() -> dict[str, list[str]]:
