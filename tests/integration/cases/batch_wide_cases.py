@@ -425,40 +425,6 @@ def said_of_an_evaluation() -> list[str]:
     return said
 
 
-class Predicting(keras.Sequential):
-    """A model of one layer, with a function in its own `predict_step`."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        super().__init__([keras.layers.Dense(3)])
-        self.function = function
-
-    def predict_step(self, data: Any) -> Any:
-        return {"outputs": self(data), "more": self.function(self(data))}
-
-
-def said_of_predictions() -> dict[str, list[str]]:
-    """Return the warnings about models that only predict: two compare rows, the others do not."""
-
-    def of(activation: Any, **options: Any) -> Any:
-        return keras.Sequential([keras.layers.Dense(3, activation=activation, **options)])
-
-    makers = {
-        "centring": lambda: of(lambda h: h - ops.mean(h, axis=0), name="centring"),
-        "rows apart": lambda: of(lambda h: h - ops.mean(h, axis=1, keepdims=True)),
-        "ranks": lambda: Predicting(lambda outputs: ops.argsort(outputs[:, 0])),
-        "largest": lambda: Predicting(lambda outputs: ops.argmax(outputs, axis=1)),
-    }
-    found = {}
-    for name, make in makers.items():
-        with STRATEGY.scope():
-            model = make()
-        with heard() as said:
-            for _ in range(2):
-                model.predict(X, batch_size=BATCH, verbose=0)
-        found[name] = said
-    return found
-
-
 class Accumulating(keras.Model):
     """A model that adds up gradients by hand, and applies them inside a condition."""
 
