@@ -18,7 +18,8 @@ class Predicting(keras.Sequential):
         self.function = function
 
     def predict_step(self, data: Any) -> Any:
-        return {"outputs": self(data), "more": self.function(self(data))}
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return {"outputs": self(x), "more": self.function(self(x))}
 
 
 def said_of_predictions() -> dict[str, list[str]]:
@@ -39,6 +40,7 @@ def said_of_predictions() -> dict[str, list[str]]:
     for name, make in makers.items():
         with STRATEGY.scope():
             model = make()
+            model.compile()
         rows = tf.constant(["a", "a b c", "c b", "b"]) if name.startswith("texts") else X
         with heard() as said:
             for _ in range(2):
