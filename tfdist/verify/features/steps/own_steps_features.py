@@ -199,7 +199,7 @@ def gradient_of_a_vector(ctx: Context) -> Outcome:
 
 @feature()
 def sums_in_a_step(ctx: Context) -> Outcome:
-    """A train_step and a test_step whose loss, tracker and log are sums over the batch, beside a mean."""
+    """A train_step and a test_step whose loss, tracker and logs are sums over the batch, beside a mean."""
 
     class Summing(keras.Model):
         def __init__(self, *args: Any) -> None:
@@ -211,7 +211,8 @@ def sums_in_a_step(ctx: Context) -> Outcome:
             off = keras.ops.square(y - self(x))
             total = keras.ops.sum(off)
             self.tracker.update_state(total)
-            return total, {"tracked": self.tracker.result(), "sum": total, "mean": keras.ops.mean(off)}
+            logs = {"tracked": self.tracker.result(), "sum": total, "mean": keras.ops.mean(off)}
+            return total, {**logs, "rows": tf.shape(x)[0]}
 
         def train_step(self, data: Any) -> dict[str, Any]:
             with tf.GradientTape() as tape:
