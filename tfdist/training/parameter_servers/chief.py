@@ -118,6 +118,8 @@ class Chief:
             keras_loop.require_no_other_distribution(self.strategy)
             replica_layers.require_no_state_of_rows(model, len(self.devices))
             if training:
+                if self.parts > 1:
+                    step_probe.warn_of_statistics(model, Workers())
                 step_clock().training_begins()
             worker_callbacks.adapt(model, Workers(), training)
             if training and self.backup_workers:
