@@ -237,6 +237,8 @@ class ToChief:
         """Return the small results, packed, and the gradients."""
         if stateless_scope.made_variables():
             raise MakesVariablesError
+        # a variable in the logs is read here, before it is known whether the step uses its updates
+        logs = tf.nest.map_structure(lambda one: one.value if isinstance(one, keras.Variable) else one, logs)
         if self._scope.needed > self._plan.updates:
             used = {id(v): v for call in self.calls[: self._scope.needed] for v in call.variables}
             raise UsesItsUpdatesError(list(used.values()), self._scope.needed)
@@ -267,6 +269,8 @@ class ToChief:
         return [transport.packed(self._results), *self.gradients]
 
     def _note(self, target: Any, mode: str, value: tf.Tensor) -> None:
+        if isinstance(target, keras.Variable):
+            value = tf.ensure_shape(value, target.shape)
         self.notes.append(Note(target, mode, value.dtype, tuple(value.shape.as_list())))
         self._results.append(value)
 

@@ -218,7 +218,7 @@ def sums_in_a_step(ctx: Context) -> Outcome:
             with tf.GradientTape() as tape:
                 total, logs = self.total(data)
             self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
-            return logs
+            return {**logs, "updates": self.optimizer.iterations}
 
         def test_step(self, data: Any) -> dict[str, Any]:
             return self.total(data)[1]
