@@ -11,6 +11,7 @@ from tests.integration import case_pools
 from tests.integration.case_pools import start
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import OPTIMIZED, Forks
+from tests.refusals import absent
 from tfdist.testing.pool import WorkerPool
 
 call = functools.partial(case_pools.call_one, of="mirrored_cases")
@@ -43,6 +44,8 @@ def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_re
     seen = shares("too_few_rows")
     assert seen["fit"][:3] == ["ConfigError", "shares", "(3, 1)"]
     assert seen["set"][:3] == ["ConfigError", "shares", "(1, 2, 3)"]
+    (said,) = seen["equal"]  # with a batch of one, not with a batch of two
+    assert not absent(said, "2 replicas", "1 of them", "batch_size")
 
 
 @pytest.mark.parametrize("name", ["FedProx", "Scaffold"])

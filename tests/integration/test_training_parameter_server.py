@@ -246,6 +246,7 @@ def test_a_gan_may_be_stale_and_must_update_at_every_step(pool: WorkerPool) -> N
     assert seen["updates"] == [40, 40]
     assert 0 < seen["largest"] <= 2
     assert "inside a tf.cond" in seen["said"]
+    assert refusal_fields.are(seen["state of rows"], "UnsupportedError", ..., ..., "'kept'")
 
 
 def test_one_worker_predicts_a_batch_whose_rows_are_compared(pool: WorkerPool) -> None:

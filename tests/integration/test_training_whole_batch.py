@@ -58,10 +58,14 @@ def test_a_layer_that_compares_rows_is_said_of_a_model_that_is_only_evaluated(po
 
 
 def test_a_layer_that_compares_rows_is_said_once_of_a_model_that_only_predicts(pool: WorkerPool) -> None:
-    seen = call(pool, "said_of_predictions")
+    seen = call(pool, "said_of_predictions", of="prediction_cases")
     (sentence,) = seen["centring"]
     assert "'centring'" in sentence
-    assert seen["rows apart"] == []
+    (sentence,) = seen["ranks"]
+    assert "'Predicting.predict_step'" in sentence
+    (sentence,) = seen["texts"]
+    assert "'words'" in sentence
+    assert [seen[name] for name in ("rows apart", "largest", "texts of one length")] == [[], [], []]
 
 
 def test_a_step_that_cannot_be_tried_is_told_without_the_text_of_tensorflow(pool: WorkerPool) -> None:

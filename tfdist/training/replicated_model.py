@@ -168,12 +168,15 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
     return Predictions(functools.partial(_rows_of, model, run, look), contextlib.nullcontext)
 
 
-def _rows_of(model: keras.Model, run: "_Replicated", look: Callable[[Layout], None], given: list[Any]) -> list[Any]:
+def _rows_of(
+    model: keras.Model, run: "_Replicated", look: Callable[[Callable[[], Layout]], None], given: list[Any]
+) -> list[Any]:
     """Return the rows of each batch, or of the next batches of an epoch; fewer at its end."""
     if not isinstance(given[0], Place):
+        look(lambda: Layout.of(((tf.constant(0), keras_loop.tensors(given[0])),)))
         return [run(element, whole=True) for element in given]
     batches, left = given[0].epoch, len(given)
-    look(batches.layout)
+    look(lambda: batches.layout)
     outputs = []
     while left:
         count = 0 if model.run_eagerly else batches.free(left)

@@ -303,9 +303,17 @@ class KerasTraining:
             self.shares = given
 
     def _require_rows(self, batch_size: int | None, *, training: bool) -> None:
-        """Raise if uneven shares leave a replica without rows of every batch; warn where only the floor prevents it."""
+        """Raise if uneven shares leave a replica without rows of every batch; warn where equal ones or the floor do."""
         shares = self.share.shares
-        if batch_size is None or not training or shares.are_equal:
+        if batch_size is None or not training:
+            return
+        if shares.are_equal:
+            if (without := len(shares.weights) - batch_size) > 0 and self.is_chief:
+                step_clock().warn(
+                    f"the batch size is {batch_size}, and there are {len(shares.weights)} replicas: {without} of them "
+                    "have no rows of any batch, and compute for nothing. The numbers are those of one device. "
+                    f"batch_size is that of the global batch: give at least {len(shares.weights)}, or fewer replicas."
+                )
             return
         if batch_size < len(shares.weights):
             raise ConfigError(

@@ -431,23 +431,6 @@ def said_of_an_evaluation() -> list[str]:
     return said
 
 
-def said_of_predictions() -> dict[str, list[str]]:
-    """Return the warnings about models that only predict: one compares rows, the others do not."""
-    makers = {
-        "centring": lambda: keras.layers.Dense(3, activation=lambda h: h - ops.mean(h, axis=0), name="centring"),
-        "rows apart": lambda: keras.layers.Dense(3, activation=lambda h: h - ops.mean(h, axis=1, keepdims=True)),
-    }
-    found = {}
-    for name, make in makers.items():
-        with STRATEGY.scope():
-            model = keras.Sequential([make()])
-        with heard() as said:
-            for _ in range(2):
-                model.predict(X, batch_size=BATCH, verbose=0)
-        found[name] = said
-    return found
-
-
 class Accumulating(keras.Model):
     """A model that adds up gradients by hand, and applies them inside a condition."""
 

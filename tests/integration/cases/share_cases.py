@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import refusal_fields
 import tensorflow as tf
+from hearing import heard
 
 import tfdist.strategies
 from tfdist import errors
@@ -26,7 +27,7 @@ def rows_of_a_loop_of_ones_own() -> Any:
 
 
 def too_few_rows() -> Any:
-    """The refusals of a batch without a row for each replica, and of another number of weights."""
+    """The refusals of a batch without a row for each replica, and of another number of weights; equal shares train."""
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -38,4 +39,7 @@ def too_few_rows() -> Any:
         setting = refusal_fields.met(lambda: setattr(STRATEGY, "shares", (1, 2, 3)), errors.ConfigError)
     finally:
         STRATEGY.shares = (1, 1)
-    return {"fit": fitting, "set": setting}
+    with heard() as said:
+        model.fit(rows[:2], rows[:2], batch_size=1, verbose=0)
+        model.fit(rows[:2], rows[:2], batch_size=2, verbose=0)
+    return {"fit": fitting, "set": setting, "equal": said}

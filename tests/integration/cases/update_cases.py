@@ -1,11 +1,13 @@
 """Steps that use what they have updated, on parameter servers: in parts, eagerly, stale, refused; and numbers there."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import number_cases
 import numpy as np
+import refusal_fields
 import tensorflow as tf
 from parameter_server_cases import strategy
 
@@ -85,7 +87,10 @@ def differences() -> dict[str, float]:
 
 
 def stale_and_refused() -> dict[str, Any]:
-    """Train a GAN with stale gradients and optimizers that nobody has built; then apply inside a condition."""
+    """Train a GAN with stale gradients and optimizers that nobody has built; then meet two refusals.
+
+    One model applies inside a condition, and one keeps a row of state for each row of a batch.
+    """
 
     class Gan(keras.Model):
         def __init__(self) -> None:
@@ -118,7 +123,13 @@ def stale_and_refused() -> dict[str, Any]:
         said = "nothing"
     except errors.UnsupportedError as error:
         said = str(error)
+
+    with made.scope():
+        kept = keras.Sequential([keras.Input(batch_shape=(4, 2, 3)), keras.layers.GRU(1, stateful=True, name="kept")])
+        kept.compile("sgd", "mse")
+    rows = functools.partial(kept.fit, np.ones((4, 2, 3)), np.ones((4, 1)), verbose=0)
     return {
+        "state of rows": refusal_fields.met(rows, errors.UnsupportedError),
         "updates": [int(optimizer.iterations.numpy()) for optimizer in model.optimizers],
         "largest": made.staleness.largest,
         "said": said,

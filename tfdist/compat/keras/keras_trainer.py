@@ -27,6 +27,7 @@ from tfdist.compat import planted
 from tfdist.compat.keras import keras_frames
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras.symbolic import known_outputs
+from tfdist.errors import TfdistError
 
 # From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
 # own fit.
@@ -305,13 +306,16 @@ def wait_for_nothing(epoch_iterator: TFEpochIterator) -> None:
 def symbolic_build(model: keras.Model, spec: Any) -> None:
     """Build a model, its loss, metrics and optimizer for batches of this spec.
 
-    A model with its own `train_step` need not be callable (a GAN is two models); its first step builds it then.
+    A model with its own `train_step` need not be callable (a GAN is two models), nor does its compiled loss have to
+    accept such batches (without targets, say); its first step builds it then.
     """
     with model.distribute_strategy.scope():
         try:
             if not known_outputs.build(model, spec):
                 model._symbolic_build(data_batch=spec)
-        except RuntimeError:
+        except TfdistError:
+            raise
+        except Exception:
             if type(model).train_step is TensorFlowTrainer.train_step:
                 raise
 
@@ -447,6 +451,9 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
 def has_own_step(model: keras.Model) -> str | None:
     """Return the name of a method of `train_step`, `test_step`, ... that is not Keras' own, or None."""
     names = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
-    own = [name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)]
-    own += [name for name in names if name in vars(model)]
-    return own[0] if own else None
+    return next((name for name in names if is_own(model, name)), None)
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """Return whether a method of a model is not Keras' own."""
+    return name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)

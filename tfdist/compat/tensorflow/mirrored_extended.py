@@ -20,6 +20,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact
@@ -34,7 +35,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
-from tfdist.compat.keras import keras_frames, layer_methods, sharded_optimizer
+from tfdist.compat.keras import keras_frames, keras_variables, layer_methods, sharded_optimizer
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import coordination_service, new_variables, sparse_sums, tf_data
 from tfdist.compat.tensorflow.steps import replica_contexts, static_packs
@@ -197,9 +198,9 @@ class ReduceInReplicas(HasServices):
         # values out of the function, but cannot lift that of a second replica, which is the first replica's value. So
         # the variable is made outside of the function at once, if a callable computes the value.
         if not tf.inside_function() or not callable(kwargs.get("initial_value")):
-            return _as_number(create())
+            return _as_number(_begun_once(create()))
         with tf.init_scope():
-            return _as_number(create())
+            return _as_number(_begun_once(create()))
 
 
 class MirroredReplicas(ReduceInReplicas, MirroredExtended):
@@ -312,10 +313,29 @@ def assign_locally(variable: Any, value: tf.Tensor) -> None:
     if not isinstance(variable, values.SyncOnReadVariable):
         variable.assign(value)
         return
-    numbers = variable.distribute_strategy.extended._get_replica_id_in_sync_group
-    for index, copy in enumerate(variable.values):
+    others = _others(variable)
+    for copy in variable.values:
         adds = variable.aggregation == tf.VariableAggregation.SUM
-        copy.assign(tf.zeros_like(value) if adds and int(numbers(index)) else value)
+        copy.assign(tf.zeros_like(value) if adds and any(copy is other for other in others) else value)
+
+
+def _others(variable: Any) -> list[Any]:
+    """Return the local copies of a variable but for that of the first of all replicas."""
+    number = variable.distribute_strategy.extended._get_replica_id_in_sync_group
+    return [copy for index, copy in enumerate(variable.values) if int(number(index))]
+
+
+def _begun_once(variable: Any) -> Any:
+    """Let the sum over a new variable's copies begin at its initial value, which TensorFlow gives to each; return it.
+
+    Keras' metrics begin at zero.
+    """
+    if isinstance(variable, values.SyncOnReadVariable) and variable.aggregation == tf.VariableAggregation.SUM:
+        metric = keras_variables.creator()
+        if isinstance(metric, keras.Metric) and not keras_variables.is_of_keras(metric):
+            for copy in _others(variable):
+                copy.assign(tf.zeros_like(copy))
+    return variable
 
 
 def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:

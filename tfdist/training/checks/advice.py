@@ -48,6 +48,13 @@ _WAYS = {
         "(tf.distribute.get_replica_context().all_gather)."
     ),
 }
+_OF_OUTPUTS = {
+    "layers": _OF_LAYERS,
+    "prediction": (
+        "Compute what each example has by itself, and compare examples in what predict() returns, or gather them "
+        "(tf.distribute.get_replica_context().all_gather)."
+    ),
+}
 _OF_SEVERAL = ("gradient", "gradients of layers")
 _SHOWN = 3
 
@@ -81,10 +88,11 @@ def of(kind: str, name: str, model: Any) -> str:
     """Return the sentence about a value or a state that replicas cannot combine."""
     paths = name.split(", ")
     shown = _listed(paths)
-    if kind == "layers":
+    if kind in _OF_OUTPUTS:
         return (
             f"{'one of ' * (len(paths) > 1)}{shown} (model {model.name!r}) computes with other rows of a batch than an "
-            f"output's own. Each replica has its own rows alone, so this is not what one device computes. {_OF_LAYERS}"
+            "output's own. Each replica has its own rows alone, so this is not what one device computes. "
+            f"{_OF_OUTPUTS[kind]}"
         )
     told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_SEVERAL else name)
     kept = "the first one's is logged" if kind == "count" else "these are averaged by their number"

@@ -1,11 +1,12 @@
 """The check, before a first prediction, that outputs for a row depend on that row alone.
 
 A step is tried on rows of the first batch. `predict` has a graph that takes its batches itself, so here rows are made
-up, in the shapes of the input: positive fractions, and zeros and ones. All workers make the same ones, and take nothing
-from the input. Rows of text cannot be made up, so models of text are not checked.
+up, in the shapes of the input: positive fractions, zeros and ones, and texts of one word and more. All workers make the
+same ones, and take nothing from the input. What the user's `predict_step` makes of a batch is compared in the same way.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import keras
@@ -41,27 +42,36 @@ class Look:
         self._workers = workers
         self._is_due = is_due and tf_strategies.replica_count(strategy) > 1
 
-    def __call__(self, layout: Layout) -> None:
-        """Warn if the outputs for rows of this layout differ when other rows are left out; every worker must call."""
+    def __call__(self, layout_of: Callable[[], Layout]) -> None:
+        """Warn if the outputs for rows of a layout differ when other rows are left out; every worker must call."""
         if not self._is_due:
             return
         self._is_due = False
-        if not (suspects := row_mixing.suspects(self._model)):
+        if not (kinds := _kinds(self._model)):
             return
         with step_clock().during(Phase.TRACE):  # it takes the time of a trace, and runs the user's code
-            found = _mixes(self._model, self._strategy, layout)
-        if self._workers.gather([int(found)]).max():
-            sentence = advice.of("layers", ", ".join(suspects), self._model)
-            step_probe.warn_once(self._model, self._workers, sentence)
+            layout = layout_of()
+            found = [_mixes(self._model, self._strategy, layout, kind) for kind in kinds]
+        seen = self._workers.gather([int(one) for one in found]).max(axis=0)
+        for kind, names in (pair for pair, is_found in zip(kinds.items(), seen, strict=True) if is_found):
+            step_probe.warn_once(self._model, self._workers, advice.of(kind, ", ".join(names), self._model))
+            return
 
 
 def mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
     """Return whether the outputs for made-up rows differ when other rows are left out; False if that is unknown."""
-    return bool(row_mixing.suspects(model)) and _mixes(model, strategy, layout)
+    return any(_mixes(model, strategy, layout, kind) for kind in _kinds(model))
 
 
-def _mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
-    """Return the answer of `mixes` for a model that has suspects."""
+def _kinds(model: keras.Model) -> dict[str, list[str]]:
+    """Return what may compare rows, its layers or a `predict_step` of its own, with the names of what it is."""
+    own = [f"{type(model).__name__}.predict_step"] if keras_trainer.is_own(model, "predict_step") else []
+    found = {"layers": row_mixing.suspects(model), "prediction": own}
+    return {kind: names for kind, names in found.items() if names}
+
+
+def _mixes(model: keras.Model, strategy: Any, layout: Layout, kind: str) -> bool:
+    """Return the answer of `mixes` for one kind of what may compare rows."""
     if (data := made_up(layout)) is None:
         return False
     how = row_mixing.Pass(
@@ -69,6 +79,7 @@ def _mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
         tolerance=step_probe.tolerance_of_outputs(in_16_bits=keras_trainer.computes_in_16_bits(model)),
         meets=any(sharded_variable.sharding_of(weight) is not None for weight in model.weights),
         exchange=_raise,
+        step=model.predict_step if kind == "prediction" else None,
     )
     try:
         return row_mixing.mixes(model, strategy, data, how)
@@ -81,7 +92,7 @@ def _mixes(model: keras.Model, strategy: Any, layout: Layout) -> bool:
 
 
 def made_up(layout: Layout) -> Any:
-    """Return a replica's data with a few made-up rows, or None if the layout has other values than dense numbers.
+    """Return a replica's data with a few made-up rows, or None if the layout has other values than numbers and texts.
 
     Example:
         >>> spec = (tf.TensorSpec([], tf.int32), (tf.TensorSpec([None, 2], tf.float32),))
@@ -92,13 +103,21 @@ def made_up(layout: Layout) -> Any:
     random = np.random.default_rng(0)
     tensors = []
     for spec in layout.part_signature(relaxed=True):
-        is_number = isinstance(spec, tf.TensorSpec) and (spec.dtype.is_floating or spec.dtype.is_integer)
-        if not is_number or not spec.shape.rank:
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+            return None
+        if not (spec.dtype.is_floating or spec.dtype.is_integer or spec.dtype == tf.string):
             return None
         shape = [_ROWS, *(_UNTOLD if size is None else size for size in spec.shape[1:])]
-        numbers = random.uniform(0.1, 0.9, shape) if spec.dtype.is_floating else random.integers(0, 2, shape)
-        tensors.append(tf.cast(tf.constant(numbers), spec.dtype))
+        tensors.append(tf.cast(tf.constant(_values(spec.dtype, shape, random)), spec.dtype))
     return layout.part(tensors)
+
+
+def _values(dtype: tf.DType, shape: list[int], random: np.random.Generator) -> Any:
+    """Return made-up values; the texts of a row have one word more than those of the row before."""
+    if dtype == tf.string:
+        words = [" ".join(["word"] * (row + 1)) for row in range(_ROWS)]
+        return np.broadcast_to(np.reshape(words, [_ROWS, *[1] * (len(shape) - 1)]), shape)
+    return random.uniform(0.1, 0.9, shape) if dtype.is_floating else random.integers(0, 2, shape)
 
 
 def _raise(*args: Any, **options: Any) -> NoReturn:

@@ -58,12 +58,14 @@ class Pass:
         tolerance: the largest difference that is rounding, relative to the largest output.
         meets: whether weights are sharded, so that each pass needs all workers.
         exchange: a function in place of a replica's `all_gather` and `all_reduce`; None: those of one replica.
+        step: the user's `predict_step`, given a batch; None: the model's call, given its inputs.
     """
 
     training: bool
     tolerance: float
     meets: bool
     exchange: Callable[..., Any] | None = None
+    step: Callable[[Any], Any] | None = None
 
 
 def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: Pass) -> bool:
@@ -77,13 +79,14 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
     def outputs(*given: Any) -> list[tf.Tensor]:
         tensors = iter(given)
         rows = [None if leaf is None else next(tensors) for leaf in tried_step.leaves(packed)]
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(tf.nest.pack_sequence_as(packed, rows)))
+        batch = batch_rows.plain(tf.nest.pack_sequence_as(packed, rows))
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         scope = stateless_scope.Updates([], initialize_variables=False)
         chance = layer_methods.without_chance(keras_trainer.layers(model))
         with replica_contexts.of_no_strategy(0), scope, chance, contextlib.ExitStack() as exchanging:
             if (exchange := how.exchange) is not None:
                 exchanging.enter_context(replica_contexts.exchanging_by(all_gather=exchange, all_reduce=exchange))
-            found = model(x, training=how.training)
+            found = model(x, training=how.training) if how.step is None else how.step(batch)
         return [one for one in tf.nest.flatten(found) if isinstance(one, tf.Tensor)]
 
     specs = [dry_run.relaxed(leaf) for leaf in flat((data,))]

@@ -39,7 +39,7 @@ from tfdist.training.parameter_servers.scheduler import Outcome, Scheduler
 from tfdist.training.parameter_servers.staleness import Distribution
 from tfdist.training.parameter_servers.update import BoundedCalls, Update
 from tfdist.training.parameter_servers.worker_groups import GroupClock, Ticket, WorkerGroups
-from tfdist.training.replica import replica_metrics
+from tfdist.training.replica import replica_layers, replica_metrics
 
 _WHOLE = (
     "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
@@ -116,6 +116,7 @@ class Chief:
 
         def before(training: bool) -> None:
             keras_loop.require_no_other_distribution(self.strategy)
+            replica_layers.require_no_state_of_rows(model, len(self.devices))
             if training:
                 if self.parts > 1:
                     step_probe.warn_of_statistics(model, Workers())

@@ -57,13 +57,14 @@ class Logs:
             if any(not _averages(tensor) for tensor in self._replay.given):
                 self._replay = None
         replayed = self._replay.depends if self._replay else [False] * len(self._leaves)
-        scalars = [leaf for leaf in self._symbolic() if _averages(leaf) and leaf.shape.rank == 0]
-        weights = {id(leaf): current.weight_of("log", leaf) for leaf in scalars}
+        scalars = [leaf for leaf in self._symbolic() if leaf.shape.rank == 0 and (_averages(leaf) or _counts(leaf))]
+        weights = {id(leaf): _weight(leaf, current) for leaf in scalars}
         again = {id(leaf) for leaf, made in zip(self._symbolic(), replayed, strict=False) if made} | marked
         self._sent = [leaf for leaf in scalars if id(leaf) not in again]
         self._sent += self._replay.given if self._replay else []
         for tensor in self._sent:
-            yield replica_sums.weighted(tensor, weights.get(id(tensor), current.share))
+            value = tf.cast(tensor, tf.float32) if _counts(tensor) else tensor
+            yield replica_sums.weighted(value, weights.get(id(tensor), current.share))
 
     def _symbolic(self) -> list[tf.Tensor]:
         return [leaf for leaf in self._leaves if leaf is not None]
@@ -87,6 +88,17 @@ class Logs:
 
 def _averages(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype.is_floating)
+
+
+def _counts(tensor: tf.Tensor) -> bool:
+    return bool(tensor.dtype.is_integer)
+
+
+def _weight(number: tf.Tensor, current: current_step.Step) -> tf.Tensor:
+    """Return the weight of a part's number in the logs; whole numbers are counts or the same in all parts."""
+    if _averages(number):
+        return current.weight_of("log", number)
+    return current.present if current.is_sum("count", number) else current.share
 
 
 @dataclass(frozen=True)
@@ -225,6 +237,8 @@ class ToChief:
         """Return the small results, packed, and the gradients."""
         if stateless_scope.made_variables():
             raise MakesVariablesError
+        # a variable in the logs is read here, before it is known whether the step uses its updates
+        logs = tf.nest.map_structure(lambda one: one.value if isinstance(one, keras.Variable) else one, logs)
         if self._scope.needed > self._plan.updates:
             used = {id(v): v for call in self.calls[: self._scope.needed] for v in call.variables}
             raise UsesItsUpdatesError(list(used.values()), self._scope.needed)
@@ -255,6 +269,8 @@ class ToChief:
         return [transport.packed(self._results), *self.gradients]
 
     def _note(self, target: Any, mode: str, value: tf.Tensor) -> None:
+        if isinstance(target, keras.Variable):
+            value = tf.ensure_shape(value, target.shape)
         self.notes.append(Note(target, mode, value.dtype, tuple(value.shape.as_list())))
         self._results.append(value)
 

@@ -16,9 +16,10 @@ from tfdist.training.replica import across, current_step
 _SEED_STRIDE = 0x9E3779B1
 
 
-def require_no_state_of_rows(model: keras.Model) -> None:
-    """Raise if a layer keeps a row of state for each row of a batch: replicas have different rows."""
-    replicas = tf_strategies.replica_count(model.distribute_strategy)
+def require_no_state_of_rows(model: keras.Model, replicas: int | None = None) -> None:
+    """Raise if a layer keeps a row of state for each row of a batch: replicas, or workers, have different rows."""
+    if replicas is None:
+        replicas = tf_strategies.replica_count(model.distribute_strategy)
     for layer in keras_trainer.layers(model) if replicas > 1 else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(

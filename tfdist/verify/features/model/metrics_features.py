@@ -72,13 +72,13 @@ def mean_iou(ctx: Context) -> Outcome:
 
 @feature()
 def own_metric(ctx: Context) -> Outcome:
-    """A metric of one's own: the share of examples that are off by more than a half."""
+    """A metric of one's own: the share of examples that are off by more than a half; one like it is never reset."""
 
     class Off(keras.metrics.Metric):
-        def __init__(self) -> None:
-            super().__init__(name="off")
+        def __init__(self, name: str = "off", first: str = "zeros") -> None:
+            super().__init__(name=name)
             self.wrong = self.add_weight(name="wrong", initializer="zeros")
-            self.all = self.add_weight(name="all", initializer="zeros")
+            self.all = self.add_weight(name="all", initializer=first)
 
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
             off = keras.ops.cast(keras.ops.abs(y_true - y_pred) > 0.5, "float32")
@@ -88,9 +88,13 @@ def own_metric(ctx: Context) -> Outcome:
         def result(self) -> Any:
             return self.wrong / self.all
 
+    class Ever(Off):
+        def reset_state(self) -> None:
+            """Leave the sums, which begin at one, so that nothing is divided by zero."""
+
     with ctx.scope():
         model = dense()
-        model.compile(sgd(), "mse", metrics=[Off()])
+        model.compile(sgd(), "mse", metrics=[Off(), Ever("ever", first="ones")])
     return _fit(ctx, model, *regression(PARTIAL))
 
 

@@ -42,6 +42,9 @@ def variational_autoencoder(ctx: Context) -> Outcome:
         def metrics(self) -> list[Any]:
             return [self.total_loss_tracker, self.reconstruction_loss_tracker, self.kl_loss_tracker]
 
+        def call(self, inputs: Any) -> Any:
+            return self.decoder(self.encoder(inputs)[:, :LATENT])
+
         def train_step(self, data: Any) -> dict[str, Any]:
             ops = keras.ops
             with tf.GradientTape() as tape:
@@ -65,7 +68,8 @@ def variational_autoencoder(ctx: Context) -> Outcome:
 
     with ctx.scope():
         model = Autoencoder()
-        model.compile(optimizer=sgd(learning_rate=0.02))
+        # The compiled loss has no targets here, so it cannot be built before the first step.
+        model.compile(optimizer=sgd(learning_rate=0.02), loss="mse")
     return trained(ctx, model, regression(PARTIAL)[0])
 
 
@@ -195,7 +199,7 @@ def gradient_of_a_vector(ctx: Context) -> Outcome:
 
 @feature()
 def sums_in_a_step(ctx: Context) -> Outcome:
-    """A train_step and a test_step whose loss, tracker and log are sums over the batch, beside a mean."""
+    """A train_step and a test_step whose loss, tracker and logs are sums over the batch, beside a mean."""
 
     class Summing(keras.Model):
         def __init__(self, *args: Any) -> None:
@@ -207,13 +211,14 @@ def sums_in_a_step(ctx: Context) -> Outcome:
             off = keras.ops.square(y - self(x))
             total = keras.ops.sum(off)
             self.tracker.update_state(total)
-            return total, {"tracked": self.tracker.result(), "sum": total, "mean": keras.ops.mean(off)}
+            logs = {"tracked": self.tracker.result(), "sum": total, "mean": keras.ops.mean(off)}
+            return total, {**logs, "rows": tf.shape(x)[0]}
 
         def train_step(self, data: Any) -> dict[str, Any]:
             with tf.GradientTape() as tape:
                 total, logs = self.total(data)
             self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
-            return logs
+            return {**logs, "updates": self.optimizer.iterations}
 
         def test_step(self, data: Any) -> dict[str, Any]:
             return self.total(data)[1]
