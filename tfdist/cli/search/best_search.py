@@ -42,7 +42,7 @@ def command(folder: Path, json_path: str | None) -> None:
         "backup": str(backup),
     }
     if json_path != "-":
-        click.echo(f"trial {best.number}: {found.settings.metric} {value:.6g}, {best.step} epochs behind it")
+        click.echo(f"trial {best.number}: {found.settings.metric} {value:.6g}, trained for {best.step} epochs")
         for name, one in best.values.items():
             click.echo(f"  {name} = {one!r}")
         click.echo(f"backup: {backup}")
