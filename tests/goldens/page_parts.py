@@ -5,6 +5,7 @@ hand.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import griffe
 from ecosystem import __main__ as ecosystem
 from ecosystem.results import FILE, Results, tables
 from ecosystem.rows import ROWS_OF_THE_TABLE
+from tests.goldens import matrix_tables
 from tests.goldens.public_names import ROOT, package
 from tfdist import variables
 from tfdist.monitor import faults
@@ -111,6 +113,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "measured recipes": measured_recipes,
     "rooms": rooms,
     "models of the ecosystem": ecosystem_tables,
+    "cells of each column": matrix_tables.overview,
+    **{f"cells of {family}": functools.partial(matrix_tables.table, family) for family in matrix_tables.FAMILIES},
     "variables of users": lambda: variables_set_by("user", "user or run"),
     "variables of workers": lambda: variables_set_by("run", "user or run"),
     "variables of tfdist": lambda: variables_set_by("tfdist"),
@@ -120,6 +124,7 @@ PAGES: tuple[Path, ...] = (
     ROOT / "docs" / "fault-tolerance-faults.md",
     ROOT / "docs" / "design" / "rooms.md",
     ROOT / "docs" / "ecosystem.md",
+    ROOT / "docs" / "matrix.md",
     ROOT / "docs" / "run.md",
     ROOT / "docs" / "variables.md",
     ROOT / "strategies" / "README.md",

@@ -304,6 +304,9 @@ def _reductions(pool: WorkerPool, function: str) -> Any:
 def test_what_a_step_reduces_to_is_found_and_what_is_neither_is_said_once(pool: WorkerPool) -> None:
     seen = _reductions(pool, "what_is_said")
     said = {name: run["said"] for name, run in seen.items()}
+    for name in ("mean in a step", "sum in a step"):
+        (sentence,) = said.pop(name)
+        assert "'batch_normalization" in sentence
     (sentence,) = said.pop("mask in a step")
     assert "neither a mean" in sentence
     assert 'reduction="mean_with_sample_weight"' in sentence

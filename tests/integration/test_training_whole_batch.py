@@ -54,7 +54,11 @@ def test_what_depends_on_the_whole_batch_is_that_of_one_device(pool: WorkerPool,
 
 
 @pytest.mark.parametrize(
-    "name", ["queue/kept", "wrapping/kept", "balances", "deviation", "over_rows", "mean", "peak", "kernel"]
+    "name",
+    [
+        *("queue/kept", "wrapping/kept", "balances", "deviation", "over_rows", "mean", "peak", "kernel"),
+        "the layer 'own_rows' (",
+    ],
 )
 def test_what_cannot_be_right_is_said_once_by_the_user_s_name(pool: WorkerPool, name: str) -> None:
     (sentence,) = call(pool, "sentences", name=name)

@@ -151,11 +151,11 @@ def test_markdown_and_files(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_leaves_nothing(
+def test_an_interrupted_run_leaves_nothing_but_a_report_of_what_has_run(
     number: signal.Signals, code: int, temporary: Path, tmp_path: Path, start: Start
 ) -> None:
-    begun = tmp_path / "begun"
-    with start(["never_ending"], MATRIX_BEGUN=str(begun)) as process:
+    begun, path = tmp_path / "begun", tmp_path / "report.json"
+    with start(["same", "never_ending"], "--json", str(path), MATRIX_BEGUN=str(begun)) as process:
         deadline = time.monotonic() + 200
         while not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -165,5 +165,8 @@ def test_an_interrupted_run_leaves_nothing(
         process.send_signal(number)
         process.wait()
     assert process.returncode == code, process.written
+    report = json.loads(path.read_text())
+    assert [(cell["feature"], cell["status"]) for cell in report["cells"]] == [("same", "green")]
+    assert report["cells_left"] == 1
     assert not psutil.wait_procs(workers, timeout=200)[1]
     assert list(temporary.iterdir()) == []

@@ -66,9 +66,10 @@ def test_the_baseline_does_not_decide() -> None:
 
 def test_the_summary_counts_both_kinds() -> None:
     left_out = replace(GREEN, feature="x", status="left out")
-    plain, ours = report(GREEN, WRONG, left_out, PLAIN).summary().splitlines()
+    plain, ours, left = report(GREEN, WRONG, left_out, PLAIN).summary().splitlines()
     assert not absent(plain, "plain Keras", "0 of 1 cells", "1 wrong")
     assert not absent(ours, "tfdist: ", "1 of 2 cells", "1 wrong")
+    assert not absent(left, "not run: 4 cells")
 
 
 def test_json_holds_every_cell_and_no_infinity() -> None:

@@ -24,7 +24,6 @@ from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.sharding.sharded_slots import UPDATES
-from tfdist.monitor.process_clock import step_clock
 from tfdist.parallel import mesh_axes
 from tfdist.parallel.compute import sequence_parallel
 from tfdist.parallel.mesh_axes import Axes
@@ -37,6 +36,7 @@ from tfdist.parallel.weight_layouts import MeshLayout
 from tfdist.planner import schedules
 from tfdist.planner.schedules import Schedule
 from tfdist.strategies import local_replicas, mesh_jobs, stage_placement
+from tfdist.training.checks import step_probe
 
 __all__ = ["PipelineStrategy"]
 
@@ -142,7 +142,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                 name="schedule",
                 received=found.name,
             )
-        self._told_of_statistics = False
+        self._has_microbatches = self._microbatches > 1
         backend = validation.one_of("collectives", collectives or "auto", ("auto", "native", "tensorflow", "horovod"))
         if backend not in ("auto", "native"):
             raise UnsupportedError(
@@ -344,30 +344,28 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                 name=counting.name,
                 received=model.name,
             )
-        self._tell_of_statistics(model, self.division_of(model))
+        self._tell_of_whole_batches(model, self.division_of(model))
 
-    def _tell_of_statistics(self, model: Any, division: Division) -> None:
+    def _tell_of_whole_batches(self, model: Any, division: Division) -> None:
         """Warn once about layers and losses that use several examples at once."""
-        found = [one for one in keras_trainer.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
-        if self._microbatches == 1 or self._told_of_statistics:
+        if self._microbatches == 1 or self._schedule(self._microbatches).updates_each:
             return
         told = self.loss_reduction != "detect"
-        each = self._schedule(self._microbatches).updates_each
-        whole = (
-            "" if each else division.needs_whole_batch(losses_are_told=told) or whole_batches.comparing_call(division)
-        )
-        self._told_of_statistics = bool(found) or bool(whole)
-        if self._workers.is_chief and whole:
-            step_clock().warn(
+        whole = division.needs_whole_batch(losses_are_told=told) or whole_batches.comparing_call(division)
+        self._has_microbatches = not whole
+        if whole:
+            step_probe.warn_once(
+                model,
+                self._workers,
                 f"micro-batches cannot be cut for {whole} so the model {model.name!r} trains with one micro-batch, and "
                 "its stages compute one after the other. LayerNormalization and GroupNormalization work with "
-                "micro-batches, and so do losses that strategy.loss_reduction declares."
+                "micro-batches, and so do losses that strategy.loss_reduction declares.",
             )
-        elif self._workers.is_chief and found:
-            step_clock().warn(
-                f"the layer {found[0].name!r} normalizes with the statistics of a micro-batch instead of those of the "
-                "batch. Pass synchronized=True to it, or use LayerNormalization or GroupNormalization."
-            )
+
+    @property
+    def normalizes_by(self) -> str | None:
+        """The rows whose statistics batch normalization takes in a step; None: those of the whole batch."""
+        return "each micro-batch" if self._has_microbatches else super().normalizes_by
 
     def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageLayout | None:
         del dtype

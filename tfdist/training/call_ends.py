@@ -84,16 +84,20 @@ def _tell_if_unused(process: int, name: str, used: Flag) -> None:
         )
 
 
-@functools.cache
 def end_inputs_with_process() -> None:
     """End every iterator over a dataset when this process ends."""
-    atexit.register(_end_inputs, os.getpid())
+    _expect_end(os.getpid())
 
 
-def _end_inputs(process: int) -> None:
+@functools.cache
+def _expect_end(process: int) -> None:
+    atexit.register(_end_inputs, process, tf_data.EndThreads())
+
+
+def _end_inputs(process: int, threads: tf_data.EndThreads) -> None:
     if os.getpid() != process:
-        return  # a fork has none of the threads that iterators wait for
-    if count := tf_data.end(tf_data.alive(), seconds=END_SECONDS):
+        return  # a fork has none of these threads, nor those that iterators wait for
+    if count := threads.end(tf_data.alive(), seconds=END_SECONDS):
         _log.warning(
             "tfdist: %d input(s) still make an element %g s after the script has ended; the process ends without them.",
             count,

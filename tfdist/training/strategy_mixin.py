@@ -22,7 +22,7 @@ from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import call_ends, local_steps, replicated_model, worker_callbacks
-from tfdist.training.checks import untested
+from tfdist.training.checks import row_mixing, untested
 from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
 from tfdist.variables import DEVICE_PREFETCH, SHARES
@@ -265,6 +265,12 @@ class KerasTraining:
     def _position(self) -> tuple[int, int]:
         """The part of a batch that this process has, and the number of parts; several may have the same."""
         return self._workers.index, self._workers.count
+
+    @property
+    def normalizes_by(self) -> str | None:
+        """The rows whose statistics batch normalization takes in a step; None: those of the whole batch."""
+        is_cut = tf_strategies.replica_count(self) > 1 and self.apart is None
+        return row_mixing.OF_REPLICAS if is_cut else None
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> "Callable[[Any, int], Any] | None":
         """The function that replaces Keras' step on a replica; None: Keras' own runs."""

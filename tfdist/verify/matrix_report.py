@@ -96,6 +96,12 @@ class Report:
         """Whether every cell of tfdist is green, rightly refused or left out."""
         return not any(cell.is_bad for cell in self.cells if not cell.baseline)
 
+    @property
+    def cells_left(self) -> int:
+        """The number of cells that have not run, because the run was ended early."""
+        kinds = 2 if self.has_baseline else 1
+        return kinds * len(self.features) * len(self.columns) - len(self.cells)
+
     def cell(self, feature: str, column: str, *, baseline: bool = False) -> Cell | None:
         """Return one cell, or None if it has not run.
 
@@ -123,11 +129,12 @@ class Report:
         lines = [
             _count("plain Keras and TensorFlow", [c for c in self.cells if c.baseline]),
             _count("tfdist", [c for c in self.cells if not c.baseline]),
+            f"not run: {self.cells_left} cells" if self.cells_left else "",
         ]
         return "\n".join(line for line in lines if line)
 
     def to_json(self) -> str:
-        """Return the report as JSON: versions, seconds, features, and a list of cells."""
+        """Return the report as JSON: versions, seconds, features, a list of cells, and the number that did not run."""
         return json.dumps(
             {
                 "is_green": self.is_green,
@@ -136,6 +143,7 @@ class Report:
                 "features": dict(self.features),
                 "columns": list(self.columns),
                 "cells": [_plain(cell) for cell in self.cells],
+                "cells_left": self.cells_left,
             },
             indent=1,
             allow_nan=False,
@@ -167,5 +175,7 @@ def _count(who: str, cells: Iterable[Cell]) -> str:
     return f"{who}: {counts['green']} of {len(ran)} cells green" + (f", {others}" if others else "")
 
 
-def empty(features: Iterable[Feature], columns: Iterable[Column]) -> Report:
-    return Report(features={f.name: f.summary for f in features}, columns=tuple(c.name for c in columns), cells=())
+def of_cells(features: Iterable[Feature], columns: Iterable[Column], cells: Iterable[Cell], **more: Any) -> Report:
+    """Return the report of a run, which may have ended before all of its cells had run."""
+    named = {feature.name: feature.summary for feature in features}
+    return Report(features=named, columns=tuple(column.name for column in columns), cells=tuple(cells), **more)

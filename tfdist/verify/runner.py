@@ -25,7 +25,7 @@ from tfdist.verify.cell_judge import Verdict
 from tfdist.verify.column import COLUMNS, Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.feature import features as all_features
-from tfdist.verify.matrix_report import Cell, Report
+from tfdist.verify.matrix_report import Cell, Report, of_cells
 from tfdist.waiting import done_heeding_signals
 
 _CELL = "tfdist.verify.matrix_cell"
@@ -88,10 +88,10 @@ def run(
             start=start,
         )
         matrix.run(jobs)
-    return Report(
-        features={entry.name: entry.summary for entry in rows},
-        columns=tuple(column.name for column in columns),
-        cells=tuple(matrix.cells),
+    return of_cells(
+        rows,
+        columns,
+        matrix.cells,
         versions={**matrix.one_device.versions, "Python": platform.python_version()},
         seconds=time.monotonic() - started,
     )
@@ -258,6 +258,8 @@ class _Matrix:
                 try:
                     verdict = self._verdict(lane, lane.column, entry)
                 except CancelledError:
+                    return
+                if self._stopped.is_set():  # its processes were ended, which looks like a crash
                     return
                 cell = Cell(
                     feature=entry.name,

@@ -369,6 +369,12 @@ SAID: dict[str, Callable[..., keras.Model]] = {
     "mean": _centred,
     "peak": lambda **options: _built(Peak(), **options),
     "kernel": lambda **options: _built(optimizer=Shaken, **options),
+    "the layer 'own_rows' (": lambda **options: _built(
+        keras.layers.BatchNormalization(name="own_rows"),
+        keras.layers.BatchNormalization(name="all_rows", synchronized=True),
+        keras.layers.BatchNormalization(name="frozen", trainable=False),
+        **options,
+    ),
 }
 
 

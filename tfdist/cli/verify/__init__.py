@@ -17,6 +17,7 @@ from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.errors import MissingDependencyError
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
+from tfdist.verify.matrix_report import Report, of_cells
 
 _OF_THE_MATRIX = ("features", "in_pairs", "baseline", "only_list", "markdown", "jobs")
 _OPTIONS_OF_RUN = {
@@ -138,17 +139,26 @@ def command(
         print_list(rows, columns)
         return
     columns = _runnable(columns, named=bool(strategies))
-    with unwinding(), MatrixWatch(rows, columns, baseline=baseline) as watch:
-        report = verify.run(
-            rows, columns, baseline=baseline, jobs=jobs, deadline_seconds=timeout_seconds, on_cell=watch.show
-        )
+    watch = MatrixWatch(rows, columns, baseline=baseline)
+    report: Report | None = None
+    try:
+        with unwinding(), watch:
+            report = verify.run(
+                rows, columns, baseline=baseline, jobs=jobs, deadline_seconds=timeout_seconds, on_cell=watch.show
+            )
+    finally:  # a run takes hours, and one that is ended early has results too
+        if report is not None or watch.cells:
+            _tell(report or of_cells(rows, columns, watch.cells), rows, json_path, markdown=markdown)
+    if not report.is_green:
+        sys.exit(1)
+
+
+def _tell(report: Report, rows: Sequence[Feature], json_path: str | None, *, markdown: bool) -> None:
     write_json(report.to_json(), json_path)
     if json_path != "-" and markdown:
         click.echo(report.to_markdown(), nl=False)
     elif json_path != "-":
         print_report(report, rows)
-    if not report.is_green:
-        sys.exit(1)
 
 
 def _require_sense(context: click.Context, *, has_script: bool) -> None:

@@ -44,8 +44,10 @@ def print_report(report: Report, rows: Sequence[Feature]) -> None:
         more = f" and {len(others)} more" if others else ""
         title = f"{first.feature}{more}, {first.column}: {first.text}"
         console.print(f"[red]{title}[/red]\n  {escape(lines)}", highlight=False)
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    console.print(f"{report.summary()}\nin {report.seconds:.0f} s, {versions}", highlight=False)
+    console.print(report.summary(), highlight=False)
+    if report.versions:
+        versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+        console.print(f"in {report.seconds:.0f} s, {versions}", highlight=False)
 
 
 def _styled(cell: Cell | None) -> str:
@@ -68,6 +70,8 @@ class MatrixWatch(Watch):
             transient=False,
         )
         self._tasks: dict[tuple[str, bool], TaskID] = {}
+        #: the finished cells
+        self.cells: list[Cell] = []
         for plain in (False, True) if baseline else (False,):
             for column in columns:
                 title = f"{column.name}{' plain' if plain else ''}"
@@ -75,6 +79,7 @@ class MatrixWatch(Watch):
 
     def show(self, cell: Cell) -> None:
         # several threads call this, which rich allows
+        self.cells.append(cell)
         task = self._tasks[cell.column, cell.baseline]
         self.progress.start_task(task)
         self.progress.update(task, advance=1, last=f"{cell.feature} {_styled(cell)}")

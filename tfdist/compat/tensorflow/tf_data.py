@@ -9,13 +9,14 @@ process ("Mutex corrupt"). So the operation is called without an executor, in tw
 
 A dataset that calls Python (`from_generator`, `py_function`) and works ahead has a thread that waits for the call.
 TensorFlow frees an iterator with its last reference, and joins that thread. At the interpreter's end that deadlocks,
-because no other thread gets Python's lock. So `end` ends iterators earlier, in a thread without the lock. The thread
+because no other thread gets Python's lock. So iterators are ended earlier, in a thread without the lock. The thread
 frees an iterator or, if it is still referenced, gives it an empty dataset by `MakeIterator`.
 """
 
 import contextlib
 import functools
 import gc
+import queue
 import sys
 import threading
 import time
@@ -150,6 +151,32 @@ def end(iterators: Iterable[Any], *, seconds: float) -> int:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return sum(thread.is_alive() for thread in threads)
+
+
+class EndThreads:
+    """Threads that are started now and end iterators later: Python 3.12 starts no thread at its exit."""
+
+    def __init__(self, count: int = 4) -> None:
+        self._given: queue.SimpleQueue[tuple[Any, threading.Event]] = queue.SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=self._run, name="tfdist-end-input", daemon=True).start()
+
+    def end(self, iterators: Iterable[Any], *, seconds: float) -> int:
+        """End iterators for good; return the number of those that have not ended in time."""
+        deadline = time.monotonic() + seconds
+        given = [(one, threading.Event()) for one in iterators]
+        for one in given:
+            self._given.put(one)
+        return sum(not ended.wait(max(0.0, deadline - time.monotonic())) for _, ended in given)
+
+    def _run(self) -> None:
+        while True:
+            iterator, ended = self._given.get()
+            try:
+                _end(iterator)
+            finally:
+                ended.set()
+            del iterator
 
 
 def alive() -> list[Any]:

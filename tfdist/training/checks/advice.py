@@ -122,6 +122,18 @@ def apart(model: Any, paths: Sequence[str]) -> str:
     )
 
 
+def of_statistics(model: Any, names: Sequence[str], part: str) -> str:
+    """Return the sentence about layers that normalize by the rows of a part of a batch."""
+    layers = f"{'layer' if len(names) == 1 else 'layers'} {_listed(names)}"
+    does = "normalizes" if len(names) == 1 else "normalize"
+    return (
+        f"the {layers} (model {model.name!r}) {does} by the mean and variance of {part}. One device takes those of the "
+        "whole batch, so the numbers differ from its numbers. With BatchNormalization(synchronized=True) they do not; "
+        "LayerNormalization and GroupNormalization need no other rows. Leave it if that is what you want: "
+        "tfdist docs large-batch."
+    )
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(repr, names[:_SHOWN])) + more

@@ -22,6 +22,8 @@ from tfdist.training.checks import tried_step
 from tfdist.training.epoch import flat
 from tfdist.training.replica import batch_rows
 
+#: the rows whose statistics batch normalization takes where it is not synchronized
+OF_REPLICAS = "each replica's part of a batch"
 # largest relative difference that is rounding, of gradients
 _OF_GRADIENTS = 1e-3
 
@@ -29,6 +31,22 @@ _OF_GRADIENTS = 1e-3
 def suspects(model: keras.Model) -> list[str]:
     """Return the names of layers and operations that may compare rows, so that `mixes` has something to find."""
     return layer_methods.comparing_rows(keras_trainer.layers(model))
+
+
+def normalizing(model: keras.Model) -> list[str]:
+    """Return the names of the layers that normalize by the rows of a replica; frozen ones do not.
+
+    Many recipes for large batches are written for that, but it is another model for another number of replicas.
+
+    Example:
+        >>> layers = [keras.layers.BatchNormalization(name=name) for name in ("one", "two")]
+        >>> layers[0].trainable = False
+        >>> normalizing(keras.Sequential(layers))
+        ['two']
+    """
+    layers = keras_trainer.layers(model)
+    found = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+    return [one.name for one in found if not one.synchronized and one.trainable]
 
 
 @dataclass(frozen=True)

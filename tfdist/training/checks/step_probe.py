@@ -140,6 +140,12 @@ def warn_once(model: keras.Model, workers: Workers, sentence: str) -> None:
     said.add(sentence)
 
 
+def warn_of_statistics(model: keras.Model, workers: Workers, part: str | None = row_mixing.OF_REPLICAS) -> None:
+    """Let the chief warn once of layers that normalize by the rows of ``part``; None: a whole batch."""
+    if part is not None and (names := row_mixing.normalizing(model)):
+        warn_once(model, workers, advice.of_statistics(model, names, part))
+
+
 def tolerance_of_outputs(*, in_16_bits: bool) -> float:
     return _IN_16_BITS if in_16_bits else _OF_NUMBERS
 

@@ -117,6 +117,8 @@ class Chief:
         def before(training: bool) -> None:
             keras_loop.require_no_other_distribution(self.strategy)
             if training:
+                if self.parts > 1:
+                    step_probe.warn_of_statistics(model, Workers())
                 step_clock().training_begins()
             worker_callbacks.adapt(model, Workers(), training)
             if training and self.backup_workers:

@@ -18,6 +18,7 @@ from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.keras.first_batch import batches_of_fit
 from tfdist.compat.tensorflow import tf_data
 from tfdist.errors import TfdistError
+from tfdist.training.checks import row_mixing
 from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import fit_input, model_values
 from tfdist.verify.proof.state_files import REVERSED, STRATEGY, Run, StateFiles, Step
@@ -173,9 +174,8 @@ def note_layers(run: Run, model: keras.Model, quiet: Sequence[Any]) -> None:
         names = ", ".join(layer.name for layer in quiet)
         run.leave_out(f"random numbers of {names}: each replica draws its own, so nothing is dropped or added here")
     run.random += [one.name for one in layers if layer_methods.draws(one) and one not in quiet]
+    run.normalising += row_mixing.normalizing(model)
     run.is_short = run.is_short or keras_trainer.computes_in_16_bits(model)
-    of_replicas = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
-    run.normalising += [one.name for one in of_replicas if not one.synchronized and one.trainable]
 
 
 @contextlib.contextmanager

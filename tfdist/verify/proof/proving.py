@@ -189,7 +189,7 @@ def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()
             "draw none, and compare again."
         )
     hints = [sentence for sentence in dict.fromkeys(theirs.said) if differences]
-    if differences and theirs.normalising:
+    if differences and theirs.normalising and theirs.loop == "loop":  # a fit says so itself
         hints.append(
             f"{', '.join(theirs.normalising)}: BatchNormalization takes the statistics of each replica's part of a "
             "batch. With synchronized=True it takes those of the whole batch, as one device does."
