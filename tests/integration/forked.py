@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -94,7 +94,7 @@ class Trials:
     def __init__(self, server: ForkServer) -> None:
         self._server = server
 
-    def start(self, environment: Mapping[str, str], *, folder: str, ends: str) -> ForkServer:
+    def start(self, environment: Mapping[str, str], *, folder: str, modules: Sequence[str], ends: str) -> ForkServer:
         return self._server
 
 

@@ -41,6 +41,8 @@ how = hp.Choice("how", ["lives", "fails", "is killed once"])
 if how == "fails":
     raise ValueError("no such how")
 folder = tfdist.search.folder()
+with open(folder / "processes", "a") as file:
+    file.write(f"{os.getpid()} ")
 
 
 class Killed(keras.callbacks.Callback):
@@ -96,7 +98,7 @@ class Lent:
     def __init__(self, server: ForkServer) -> None:
         self.pid, self.process, self.wait, self._server = server.pid, server.process, server.wait, server
 
-    def start(self, environment: Mapping[str, str], *, folder: str, ends: str) -> "Lent":
+    def start(self, environment: Mapping[str, str], *, folder: str, modules: Sequence[str], ends: str) -> "Lent":
         return self
 
     def spawn(self, argv: Sequence[str], environment: Mapping[str, str], **streams: int) -> int:
@@ -127,18 +129,30 @@ def test_trials_pause_die_and_are_cloned(tmp_path: Path) -> None:
     space = parse_space(["lr=log:1e-3:1", "how=lives,fails,is killed once"])
     settings = SearchSettings(target=str(script), space=space, metric="loss", epochs=3)
     history, journal = settings.make_history(2), list[Event]()
+
+    def processes(trial: int) -> list[int]:
+        return [int(word) for word in (trial_folder(tmp_path, trial) / "processes").read_text().split()]
+
+    def write(event: Event) -> None:
+        journal.append(event)
+        if event == End(0, "paused") and history.trials[0].until == 2:  # kill the process that waits
+            (waiting,) = processes(0)
+            os.kill(waiting, signal.SIGKILL)
+            os.waitid(os.P_PID, waiting, os.WEXITED | os.WNOWAIT)
+
     with guarded("search") as guard:
         slots = TrialSlots(settings, tmp_path, (Slot(),) * 2, guard)
         try:
-            Loop(Scripted(plan), slots, history, write=journal.append).run()
+            Loop(Scripted(plan), slots, history, write=write).run()
         finally:
             slots.close()
+    assert [len(processes(number)) for number in (0, 1, 2, 3, 5)] == [2, 1, 2, 2, 2]
     causes = {number: one.cause for number, one in history.trials.items()}
     assert [one.status.value for one in history.trials.values()] == [*["finished"] * 4, "failed", "finished"], causes
     assert "ValueError: no such how" in causes[4]
     assert "SIGKILL" in causes[5]
     never_paused = state(tmp_path, 1)
-    assert state(tmp_path, 0) == never_paused  # twice paused
+    assert state(tmp_path, 0) == never_paused  # paused, and resumed by its process; paused again, and by its backup
     assert state(tmp_path, 2) == never_paused  # weights and slots of the donor
     assert state(tmp_path, 5) == never_paused  # killed, and gone on from its backup
     assert state(tmp_path, 3) != never_paused

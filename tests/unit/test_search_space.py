@@ -1,5 +1,6 @@
 """Ranges of hyper-parameters: read, drawn, laid out as a grid, perturbed; and what a script without a search gets."""
 
+import contextlib
 import json
 import math
 import random
@@ -9,6 +10,7 @@ import pytest
 
 import tfdist
 from tests.refusals import refused
+from tfdist.doctor.cgroup import Limits
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError
 from tfdist.tune.search import search_journal
 from tfdist.tune.search.optuna_sampler import suggested
@@ -16,7 +18,8 @@ from tfdist.tune.search.search_history import Declare, End, Report, Start
 from tfdist.tune.search.search_run import opened, require_asked
 from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_space import Choice, Range, drawn, from_json, from_python, grid, parse_space, to_json
-from tfdist.tune.search.search_trial import HyperParameters, TrialRequest, report, write_report
+from tfdist.tune.search.search_trial import HyperParameters, ReportFiles, TrialRequest, report, requested, write_report
+from tfdist.tune.search.waiting_trials import Orders, has_room
 
 
 def test_ranges_are_read() -> None:
@@ -166,6 +169,36 @@ def test_a_loop_of_ones_own_ends_where_it_pauses(tmp_path: Path, monkeypatch: py
         report(0.5, step=3)
     assert not ended.value.code
     assert len((tmp_path / "reports.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_paused_loop_waits_for_orders_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier, orders = Orders(tmp_path / "earlier"), Orders(tmp_path / "orders")
+    with contextlib.closing(earlier), contextlib.closing(orders):
+        for name, text in request(tmp_path, orders=orders.path).to_environment().items():
+            monkeypatch.setenv(name, text)
+        orders.say(6)
+        report(0.5, step=3)
+        found = requested()
+        assert found is not None
+        assert (found.until, found.orders) == (6, orders.path)
+        report(0.5, step=5)
+        orders.say(0)
+        with pytest.raises(SystemExit) as ended:
+            report(0.5, step=6)
+        assert not ended.value.code
+        for own, waits in ((orders, True), (earlier, False)):
+            files = ReportFiles(2, tmp_path, orders=own.path)
+            assert [one.step for one in files.news() if isinstance(one, Report)] == [3, 5, 6]
+            assert files.waits == waits
+    assert not [*tmp_path.glob("o*"), *tmp_path.glob("earlier")]
+
+
+def test_processes_wait_only_while_a_quarter_of_the_memory_is_free(tmp_path: Path) -> None:
+    for free, expected in ((25, True), (24, False)):
+        (tmp_path / "meminfo").write_text(f"MemTotal: 100 kB\nMemAvailable: {free} kB\nHugePages_Total: 0\n")
+        assert has_room(tmp_path / "meminfo", Limits()) == expected
+    assert not has_room(tmp_path / "none", Limits(memory_bytes=100, memory_used_bytes=76))
+    assert has_room(tmp_path / "none", Limits())
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,11 @@ class BackupSession(keras.callbacks.Callback):
         if self._together.takes_part and (self._save_freq == "epoch" or self._memory is not None):
             self._submit(self._capture(), on_disk=self._save_freq == "epoch")
 
+    def wait_for_saves(self) -> None:
+        """Wait until all states that were submitted are on the disk."""
+        with step_clock().doing(Activity.SAVING):
+            self._writer.wait()
+
     def on_train_end(self, logs: Any = None) -> None:
         """Wait for the last save, and remove what is not needed any more."""
         self.settle()  # where nothing was left to train

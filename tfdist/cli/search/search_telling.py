@@ -33,7 +33,8 @@ def told(event: Event, history: History) -> str:
             return f"trial {event.trial} died, {again}:\n{event.cause}"
         case End():
             value = history.value(trial.scores[trial.step]) if trial.scores else math.nan
-            return f"trial {event.trial} {event.how} at epoch {trial.step}: {value:.6g}"
+            best = ", the best so far" if history.best is trial else ""
+            return f"trial {event.trial} {event.how} at epoch {trial.step}: {value:.6g}{best}"
     return ""
 
 

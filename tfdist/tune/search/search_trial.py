@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class TrialRequest:
         metric: the name of the metric in logs and reports.
         values: the values that the search has chosen, or that the script has drawn before.
         draws: whether the script draws the values that are not in `values`; else its defaults are taken.
+        orders: the path of the pipe on which the process waits while the trial is paused; empty: it ends there.
     """
 
     folder: str
@@ -49,6 +50,7 @@ class TrialRequest:
     seed: int
     values: Mapping[str, Value]
     draws: bool
+    orders: str = ""
 
     def to_environment(self) -> dict[str, str]:
         return {SEARCH_TRIAL.name: json.dumps(asdict(self))}
@@ -230,8 +232,9 @@ def parameters() -> HyperParameters:
 def report(metrics: Mapping[str, float] | float, step: int) -> None:
     """Report to the search from a custom training loop; `callbacks` does this for `fit`.
 
-    It does nothing outside of a search. If the trial pauses here, it ends the process with code 0, so save the state of
-    the loop in `folder` first. A resumed trial without saved state begins anew, which costs only time.
+    It does nothing outside of a search. If the trial pauses here, it waits until the trial is resumed, or ends the
+    process with code 0, so save the state of the loop in `folder` first. A trial that resumes in a new process without
+    saved state begins anew, which costs only time.
 
     Args:
         metrics: the metric of the search by its name, perhaps with other metrics; or its value alone.
@@ -250,8 +253,25 @@ def report(metrics: Mapping[str, float] | float, step: int) -> None:
     if request is None:
         return
     write_report(request, metrics if isinstance(metrics, Mapping) else {request.metric: metrics}, step)
-    if step >= request.until and not request.ends_for_good:
+    if step >= request.until and not request.ends_for_good and continued(request) is None:
         sys.exit(0)
+
+
+def continued(request: TrialRequest) -> TrialRequest | None:
+    """Say that the trial is paused, and wait for an order; return the new request, or None if the process is to end."""
+    if not request.orders or request.ends_for_good:
+        return None
+    try:
+        with open(request.orders, "rb") as orders:
+            _append(Path(request.folder, REPORTS), {"waits": request.orders})
+            until = int(orders.readline() or 0)
+    except OSError:
+        return None  # the search has removed the pipe
+    if not until:
+        return None
+    found = replace(request, until=until)
+    os.environ.update(found.to_environment())
+    return found
 
 
 def folder() -> Path | None:
@@ -311,13 +331,18 @@ class ReportFiles:
 
     trial: int
     folder: Path
+    orders: str = ""
+    waits: bool = False  # whether the process of these orders is paused and waits for the next one
     _read: dict[str, int] = field(default_factory=lambda: {DECLARED: 0, REPORTS: 0})
 
     def news(self) -> Iterator[Declare | Report]:
         for line in self._lines(DECLARED):
             yield Declare(self.trial, line["name"], from_json(line["parameter"]), line["value"])
         for line in self._lines(REPORTS):
-            yield Report(self.trial, int(line["step"]), float(line["value"]))
+            if "waits" in line:
+                self.waits = self.waits or line["waits"] == self.orders != ""
+            else:
+                yield Report(self.trial, int(line["step"]), float(line["value"]))
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         try:

@@ -1,7 +1,7 @@
-"""The callbacks of a trial, which report each epoch, end `fit` at the rung, and resume it from its backup.
+"""The callbacks of a trial, which report each epoch, pause `fit` at the rung, and resume it.
 
-The backup is made at the end of an epoch and does not depend on the pause, so a resumed trial trains like one that was
-never paused.
+The process of a paused trial waits inside `fit`, or it ends and the trial resumes from its backup. The backup is made
+at the end of an epoch and does not depend on the pause, so a resumed trial trains like one that was never paused.
 """
 
 import sys
@@ -10,19 +10,20 @@ from typing import Any
 
 import keras
 
+from tfdist.callbacks.backup.session import BackupSession
 from tfdist.callbacks.backup_and_restore import BackupAndRestore
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.tune.search.search_trial import BACKUP, TrialRequest, requested, write_report
+from tfdist.tune.search.search_trial import BACKUP, TrialRequest, continued, requested, write_report
 
 
 def callbacks() -> list[keras.callbacks.Callback]:
     """Return the callbacks that make a `fit` a trial: a backup, and a reporter; none outside of a search.
 
-    Put them after your own. They report the metric after each epoch, and end the process where the trial pauses: the
-    code after `fit` runs only in a trial that has trained to the end. Let `fit` train as many epochs as the search
-    allows at most.
+    Put them after your own. They report the metric after each epoch. Where the trial pauses, they wait until it is
+    resumed, or end the process: the code after `fit` runs only in a trial that has trained to the end. Let `fit` train
+    as many epochs as the search allows at most.
 
     Guaranteed, with deterministic ops: a paused trial that is resumed has the weights of one that was never paused, bit
     for bit, as `tfdist.callbacks.BackupAndRestore` says. A clone of another trial has its weights and slots; its
@@ -57,7 +58,7 @@ class TrialReporter(keras.callbacks.Callback):
         super().set_model(model)
         self._fit = fit = keras_epochs.running_fit(model)
         if fit is not None and not any(isinstance(one, _Pause) for one in fit.callbacks.callbacks):
-            fit.callbacks.callbacks.append(_Pause(self._request, self))
+            fit.callbacks.callbacks.append(_Pause(self._request, self, fit))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Record the learning rates that the script has set, before the optimizer is restored.
@@ -81,12 +82,13 @@ class TrialReporter(keras.callbacks.Callback):
 
 
 class _Pause(keras.callbacks.Callback):
-    """The last callback, which sets the learning rate of a clone, and ends the process at the rung."""
+    """The last callback, which sets the learning rate of a clone, and waits or ends the process at the rung."""
 
-    def __init__(self, request: TrialRequest, reporter: TrialReporter) -> None:
+    def __init__(self, request: TrialRequest, reporter: TrialReporter, fit: keras_epochs.Fit) -> None:
         super().__init__()
         self._request = request
         self._reporter = reporter
+        self._fit = fit
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Set the rates in which the script differs from the run that made the backup; the others are restored."""
@@ -100,8 +102,20 @@ class _Pause(keras.callbacks.Callback):
             self._leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch + 1 >= self._request.until:
+        if epoch + 1 < self._request.until:
+            return
+        has_ended = self.model.stop_training or epoch + 1 >= self._fit.epochs
+        if has_ended or not self._is_resumed():
             self.model.stop_training = True
+
+    def _is_resumed(self) -> bool:
+        """Wait, once the backup is on the disk; return False if the process is to end."""
+        for one in self._fit.callbacks.callbacks:
+            if isinstance(one, BackupSession):
+                one.wait_for_saves()
+        found = continued(self._request)
+        self._request = found or self._request
+        return found is not None
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._reporter.epochs >= self._request.until:

@@ -1,6 +1,7 @@
 """The running of trials on slots: forked from a process that has imported TensorFlow, or by `tfdist run`.
 
-A forked trial saves the import of TensorFlow. Where a process cannot be forked, it is started anew.
+A forked trial saves the import of TensorFlow. Where a process cannot be forked, it is started anew. A forked trial that
+is paused gives its slot away and keeps its process, so that it can continue without a new start.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import tfdist
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.errors import TfdistError
 from tfdist.jobs.placement.local_placement import Child, LocalPlacement, started_anew
@@ -29,6 +31,7 @@ from tfdist.tune.search.search_history import End, Event, History
 from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_trial import BACKUP, DECLARED, ERROR, LOG, REPORTS, ReportFiles, TrialRequest
 from tfdist.tune.search.trial_jobs import Slot, command_of, is_forked, launcher_of
+from tfdist.tune.search.waiting_trials import Orders, has_room, least_promising
 from tfdist.variables import ERROR_FILE
 
 _LOOK_SECONDS = 0.02
@@ -37,6 +40,8 @@ _JOB_END_SECONDS = 120.0  # for a launcher to end a job that saves, and to take 
 _SERVER_SECONDS = 120.0
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _SHOWN_LINES, _READ_BYTES = 12, 20_000
+_WAITING = 8  # processes of paused trials, for each slot
+_IMPORTED = (*tfdist.PRELOADED, "tfdist.search", "tfdist.tune.search.trial_callbacks")  # before trials are forked
 
 
 @dataclass
@@ -44,7 +49,21 @@ class _Running:
     handle: Handle
     slot: int
     reports: ReportFiles
+    orders: Orders | None
     is_asked: bool = False
+
+    def ask_to_end(self) -> None:
+        if self.orders is not None:
+            self.orders.say(0)  # in case that it pauses before it hears the signal
+        self.handle.signal(signal.SIGTERM)
+
+    def continues(self, until: int) -> bool:
+        """Let the waiting process train up to so many epochs; return False if it has died."""
+        if self.orders is None or self.handle.wait(0.0) is not None:
+            return False
+        self.reports.waits = False
+        self.orders.say(until)
+        return True
 
 
 class TrialSlots:
@@ -58,6 +77,7 @@ class TrialSlots:
         guard: Guard,
         *,
         environment: Mapping[str, str] | None = None,
+        waiting: int | None = None,
     ) -> None:
         self._settings, self._folder, self._slots, self._guard = settings, folder, slots, guard
         self._gpus = len(gpus_of(os.environ))
@@ -70,6 +90,12 @@ class TrialSlots:
         self._server: ForkServer | None = None
         self._placement = LocalPlacement(guard, starter=self._started)
         self._running: dict[int, _Running] = {}
+        self._waiting: dict[int, _Running] = {}  # paused trials whose processes wait
+        self._leaving: dict[int, _Running] = {}  # those that were asked to end
+        self._most_waiting = 0 if self._gpus or not self._forks else _WAITING * len(slots)
+        if waiting is not None:
+            self._most_waiting = min(self._most_waiting, waiting)
+        self._started_count = 0
 
     def folder_of(self, trial: int) -> Path:
         return trial_folder(self._folder, trial)
@@ -79,16 +105,26 @@ class TrialSlots:
         if self._server is None and self._forks and sys.platform == "linux":
             settings = self._settings
             place = os.getcwd() if settings.is_module else os.path.dirname(os.path.realpath(settings.target))
-            self._server = ForkServer.start({**os.environ, **self._environment}, folder=place, ends=forking.FAST)
+            environment = {**os.environ, **self._environment}
+            self._server = ForkServer.start(environment, folder=place, modules=_IMPORTED, ends=forking.FAST)
             self._guard.watch(self._server.pid)
 
     def start(self, trial: int, history: History) -> None:
-        self._serve()
         state, settings, folder = history.trials[trial], self._settings, self.folder_of(trial)
+        number = min(set(range(len(self._slots))) - {one.slot for one in self._running.values()})
+        if (waiting := self._waiting.pop(trial, None)) is not None:
+            waiting.slot = number
+            self._running[trial] = waiting
+            if waiting.continues(state.until):
+                return
+            self._clear(self._running.pop(trial))
+        self._await_end(trial)
+        self._serve()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
         for name in (DECLARED, REPORTS):  # on a disk of the network, a new file of another host is seen later
             (folder / name).touch()
+        orders = self._orders(trial)
         request = TrialRequest(
             folder=str(folder),
             trial=trial,
@@ -98,8 +134,8 @@ class TrialSlots:
             seed=settings.seed,
             values=state.values,
             draws=not settings.space,
+            orders="" if orders is None else orders.path,
         )
-        number = min(set(range(len(self._slots))) - {one.slot for one in self._running.values()})
         slot = self._slots[number]
         variables = {**self._environment, **(slot.variables or {}), ERROR_FILE.name: str(folder / ERROR)}
         spec = WorkerSpec(
@@ -111,14 +147,26 @@ class TrialSlots:
             gpus=self._gpus_of(number),
             piped=frozenset(),
         )
-        self._running[trial] = _Running(self._placement.start(spec), number, ReportFiles(trial, folder))
+        reports = ReportFiles(trial, folder, orders=request.orders)
+        self._running[trial] = _Running(self._placement.start(spec), number, reports, orders)
+
+    def _orders(self, trial: int) -> Orders | None:
+        """Return a pipe for the orders of the next process, if it may wait."""
+        if not self._most_waiting:
+            return None
+        self._started_count += 1
+        with contextlib.suppress(OSError, AttributeError):  # there: the disk or the system has no pipes
+            return Orders(self._guard.directory / f"orders-{trial}-{self._started_count}")
+        return None
 
     def stop(self, trial: int) -> None:
         if (running := self._running.get(trial)) is not None:
             running.is_asked = True
-            running.handle.signal(signal.SIGTERM)
+            running.ask_to_end()
 
     def clone(self, trial: int, donor: int) -> None:
+        self._leave(trial)  # it has the state before
+        self._await_end(trial)
         source, target = (self.folder_of(one) / BACKUP for one in (donor, trial))
         fresh = target.with_name(f"{BACKUP}.new")
         shutil.rmtree(fresh, ignore_errors=True)
@@ -140,18 +188,45 @@ class TrialSlots:
                 del self._running[number]
                 self._clear(one)
                 yield self._end(number, code, reported, one, until=history.trials[number].until)
+            elif one.reports.waits:
+                self._waiting[number] = self._running.pop(number)
+                yield End(number, "paused")
+                self._make_room(history)
+        for number, one in list(self._leaving.items()):
+            if one.handle.wait(0.0) is not None:
+                self._clear(self._leaving.pop(number))
+
+    def _make_room(self, history: History) -> None:
+        """End the process that is least likely to continue, where too many wait."""
+        if len(self._waiting) > self._most_waiting or not has_room():
+            self._leave(least_promising(self._waiting, history))
+
+    def _leave(self, trial: int) -> None:
+        """Ask a waiting process to end."""
+        if (one := self._waiting.pop(trial, None)) is not None:
+            self._leaving[trial] = one
+            one.continues(0)
+
+    def _await_end(self, trial: int) -> None:
+        if (one := self._leaving.pop(trial, None)) is not None:
+            one.handle.wait(_END_SECONDS)
+            self._clear(one)
 
     def close(self) -> None:
-        """End the running trials; each saves its state."""
+        """End the running trials, each of which saves its state, and the waiting ones, which have saved it."""
+        for trial in list(self._waiting):
+            self._leave(trial)
+        left = [*self._running.values(), *self._leaving.values()]
         with contextlib.suppress(TfdistError):
             for one in self._running.values():
-                one.handle.signal(signal.SIGTERM)
+                one.ask_to_end()
             deadline = time.monotonic() + (_END_SECONDS if self._is_here else _JOB_END_SECONDS)
-            for one in self._running.values():
+            for one in left:
                 one.handle.wait(max(0.0, deadline - time.monotonic()))
-        for one in self._running.values():
+        for one in left:
             self._clear(one)
         self._running.clear()
+        self._leaving.clear()
         if self._server is not None:
             pid = self._server.pid
             self._server.close()
@@ -163,6 +238,8 @@ class TrialSlots:
         path = one.handle.spec.error_file
         guardian.remove_listed(f"{path}{guardian.LISTING}")
         Path(f"{path}{END_NOTE}").unlink(missing_ok=True)
+        if one.orders is not None:
+            one.orders.close()
 
     def _end(self, trial: int, code: int, reported: int, one: _Running, *, until: int) -> End:
         if one.is_asked and code != 0:
