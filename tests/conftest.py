@@ -101,8 +101,9 @@ GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # set once per process by libraries when they are imported
 FOREIGN_VARIABLES = ("PYTEST_", "TF2_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "KMP_", "TPU_", "CUDA_MODULE_", "HDF5_")
-# Dummy: how Python calls a thread of TensorFlow's pools that has written into a log
-FOREIGN_THREADS = ("pytest_timeout", "tqdm_monitor", "pymp-", "Dummy-")
+# Dummy: how Python calls a thread of TensorFlow's pools that has written into a log; tfdist-at-exit: started once per
+# process, for the inputs that end with it
+FOREIGN_THREADS = ("pytest_timeout", "tqdm_monitor", "pymp-", "Dummy-", "tfdist-at-exit")
 FOREIGN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 

@@ -159,7 +159,7 @@ class EndThreads:
     def __init__(self, count: int = 4) -> None:
         self._given: queue.SimpleQueue[tuple[Any, threading.Event]] = queue.SimpleQueue()
         for _ in range(count):
-            threading.Thread(target=self._run, name="tfdist-end-input", daemon=True).start()
+            threading.Thread(target=self._run, name="tfdist-at-exit", daemon=True).start()
 
     def end(self, iterators: Iterable[Any], *, seconds: float) -> int:
         """End iterators for good; return the number of those that have not ended in time."""
