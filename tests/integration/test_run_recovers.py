@@ -82,7 +82,7 @@ def test_killed_at_steps_and_at_every_point_it_heals_and_equals_never_killed(
     assert [failure["worker"] for failure in failures] == [kill["worker"] for kill in KILLS[strategy]]
 
 
-def test_one_process_with_two_replicas_heals_and_its_warning_is_once_in_the_summary(
+def test_one_process_with_two_replicas_heals_and_each_warning_is_once_in_the_summary(
     forking: Forks, tmp_path: Path
 ) -> None:
     options = ["--strategy", "mirrored", "--replicas-per-worker", "2", "--max-restarts", "3"]
@@ -96,9 +96,10 @@ def test_one_process_with_two_replicas_heals_and_its_warning_is_once_in_the_summ
     events = run(forking, tmp_path, *options, *resumable(tmp_path, "faults"), faults=faults, hang_seconds=5.0, **longer)
     assert (tmp_path / "faults.json").read_text() == (tmp_path / "never.json").read_text()
     assert [event["cause"] for event in events if event["event"] == "failed"] == ["signal", "hang"]
-    (warning,) = [event["text"] for event in events if event["event"] == "warning"]
-    assert "round/count'" in warning
-    assert events[-1]["warnings"] == [warning]
+    of_statistics, of_count = [event["text"] for event in events if event["event"] == "warning"]
+    assert "'batch_normalization" in of_statistics
+    assert "round/count'" in of_count
+    assert events[-1]["warnings"] == [of_statistics, of_count]
 
 
 def test_a_job_with_parameter_servers_goes_on_where_its_chief_was_killed(forking: Forks, tmp_path: Path) -> None:
