@@ -41,7 +41,7 @@ _SERVER_SECONDS = 120.0
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _SHOWN_LINES, _READ_BYTES = 12, 20_000
 _WAITING = 8  # processes of paused trials, for each slot
-_IMPORTED = (*tfdist.PRELOADED, "tfdist.search", "tfdist.tune.search.trial_callbacks")  # before trials are forked
+_IMPORTED = (*tfdist.PRELOADED, "tfdist.tune.search.trial_callbacks")  # before trials are forked
 
 
 @dataclass
