@@ -47,6 +47,7 @@ def test_a_job_ends_whose_inputs_are_unfinished(strategy: str, forking: Forks, t
     with forking.start("tfdist", *command, **ENVIRONMENT) as job:
         code = job.wait(DEADLINE_SECONDS)
     assert code == 0, job.written[-4000:]
+    assert "refused: tfdist" not in job.written, "a thread of tfdist starts at the exit"
     assert len(list(tmp_path.glob("ended.*"))) == processes
 
 

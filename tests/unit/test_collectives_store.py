@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,17 @@ def test_values_are_bytes_and_keys_are_text(store: Store) -> None:
         assert store.get("notes", key) == bytes(range(256))
     assert store.get("notes", "other") is None
     assert store.get("others", "0") is None
+
+
+def test_it_answers_where_no_thread_starts_any_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is at the exit of Python 3.12, while other workers still ask for the cause of a failure."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    store.put("causes", "first", b"worker 1 was killed")
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert store.get("causes", "first") == b"worker 1 was killed"
 
 
 def test_the_last_value_holds(store: Store) -> None:

@@ -115,6 +115,13 @@ class _Server(ThreadingHTTPServer):
         self.values: dict[tuple[str, str], tuple[float, bytes]] = {}
         super().__init__(address, handler)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a new thread, or in the thread of the server at the exit of Python 3.12, which starts none."""
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            self.process_request_thread(request, client_address)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect."""
 
