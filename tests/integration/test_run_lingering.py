@@ -58,8 +58,9 @@ def test_nobody_is_blamed_for_the_time_of_the_user(kind: str, forking: Forks, tm
             if place != "a batch is made" and allowed_seconds(Activity[phase], [0.1] * 3, Patience()) < INPUT_SECONDS
         }
         assert impatient == {}
-        # within an execution of several steps the process looks only now and then, so it may still say INPUT
-        assert set(one["within"]) - {"INPUT"} == OF_A_STEP[kind] - {"INPUT"}, "a step that is under way is known to be"
+        # where an execution has several steps, the process looks only now and then, so it may still say INPUT
+        late = {"INPUT"} if kind == "multi-worker" else set()
+        assert set(one["within"]) - late == OF_A_STEP[kind], "a step that is under way is known to be"
 
 
 # what is left to Python's end: it holds its lock and waits, as a library's thread may
