@@ -1,7 +1,7 @@
 """Options that `tfdist plan scale` and `tfdist plan simulate` share: the profile, the network, the device."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -57,22 +57,17 @@ def plan_options(function: _Function) -> _Function:
 
 
 def measured_network(
-    link: str | None,
-    hosts: str | None,
-    device: str,
-    found: Calibration | None,
-    *,
-    timeout_seconds: float,
-    told: Callable[[str], None],
+    asked: Mapping[str, Any], found: Calibration | None, *, timeout_seconds: float, told: Callable[[str], None]
 ) -> HostNetwork:
     """Return the network of the options, or else that of the calibration, or else one that is measured now."""
+    link, device = asked["link"], asked["device"]
     device_of(device, here=1.0)  # raises for an unknown device before anything is measured
     between = link_of(link) if link is not None else found.link if found is not None else None
     if between is None:
         from tfdist.tune.profiling import measured_link
 
         between = measured_link(timeout_seconds=timeout_seconds, told=told)
-    return network_of(between, hosts, device)
+    return network_of(between, asked["hosts"], device)
 
 
 def on_processors(

@@ -113,14 +113,7 @@ def command(
         require_matplotlib()
     kept = record()
     with unwinding(), Phases() as phases:
-        network = measured_network(
-            asked["link"],
-            asked["hosts"],
-            asked["device"],
-            kept.calibration,
-            timeout_seconds=timeout_seconds,
-            told=phases.update,
-        )
+        network = measured_network(asked, kept.calibration, timeout_seconds=timeout_seconds, told=phases.update)
         counts, left_out = on_processors(counts, network, asked["device"])
         costs = profile_of(
             profile,

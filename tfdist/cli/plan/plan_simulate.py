@@ -88,14 +88,7 @@ def command(
     failures = _failures(asked)
     kept = record()
     with unwinding(), Phases() as phases:
-        network = measured_network(
-            asked["link"],
-            asked["hosts"],
-            asked["device"],
-            kept.calibration,
-            timeout_seconds=timeout_seconds,
-            told=phases.update,
-        )
+        network = measured_network(asked, kept.calibration, timeout_seconds=timeout_seconds, told=phases.update)
         costs = profile_of(
             profile,
             script,
