@@ -307,6 +307,7 @@ def test_a_callback_may_evaluate_while_workers_train(pool: WorkerPool) -> None:
 def test_an_interrupted_fit_leaves_nothing_to_the_next(pool: WorkerPool) -> None:
     seen = call(pool, "interrupted")
     assert seen == {"again": 10, "examples": [80.0], "exact": True}
+    assert call(pool, "an_interrupted_call", of="update_cases") == ["interrupted", "second"]
 
 
 def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPool) -> None:
