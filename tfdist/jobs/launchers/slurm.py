@@ -245,6 +245,7 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
         except BaseException:  # a second Ctrl-C: it must not submit the job later, when nobody follows it
             process.kill()
             process.wait()
+            process.stdout.close()
             raise
         say(f"job {job} is in the queue of Slurm")
         for number, more in enumerate(searched):
