@@ -340,6 +340,12 @@ def test_wrong_use_is_refused(pool: WorkerPool, wrong: str, expected: tuple[Any,
     assert refusal_fields.are(report, *expected), report
 
 
+def test_a_strategy_that_is_refused_leaves_no_tasks(pool: WorkerPool) -> None:
+    started = {"workers": 3, "servers": 2}
+    seen = call(pool, "refused", of="server_task_cases")
+    assert seen == ["backup_workers", "groups", started, "ended", "ps 0"]
+
+
 def test_workers_run_programs_of_xla(pool: WorkerPool) -> None:
     """A program reads variables from servers before it begins; one that XLA cannot compile is refused, without harm."""
     seen = call(pool, "under_xla", of="server_xla_cases")
