@@ -17,7 +17,7 @@ __version__ = "0.2.0"
 _WHERE = {"reproducible": "reproducibility"}  # public functions of the package itself
 
 # Lower packages import or start these by their names alone. They are named here, where all parts may be known.
-#: what a process imports before workers are forked from it, as far as it is there
+#: the modules that a process imports before workers are forked from it, as far as they are installed
 PRELOADED = (
     "tensorflow",
     "keras",

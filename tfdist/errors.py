@@ -50,7 +50,7 @@ class TfdistError(Exception):
         workers: Iterable[int] = (),
     ) -> None:
         super().__init__(*args)
-        # after the built-in parent, which sets a field of its own called `name` (ImportError)
+        # set after the built-in parent's fields, because ImportError sets a `name` of its own
         self.name = name
         # as text: an error crosses processes, and must neither hold a tensor nor fail to be pickled
         self.received = None if received is _NOTHING else received if isinstance(received, str) else repr(received)
@@ -143,7 +143,7 @@ def fields_of(error: BaseException | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, ())}
 
 
-# what begins the lines of an error of TensorFlow's that say where
+# beginnings of those lines of a TensorFlow error that say where it occurred
 _AROUND = ("Graph execution error", "Detected at ", "<stack traces", "[[")
 
 

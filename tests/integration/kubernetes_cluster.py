@@ -374,6 +374,7 @@ class Handler(BaseHTTPRequestHandler):
             while place < len(self.cluster.events):
                 self.send(json.dumps(self.cluster.events[place]).encode() + b"\n")
                 place += 1
+        self.send(b'{"type": "ADDED", "obj')  # as a proxy may end a watch
         self.wfile.write(b"0\r\n\r\n")
         return None
 

@@ -476,6 +476,8 @@ def test_a_file_imports_modules_beside_it(tmp_path: Path, monkeypatch: pytest.Mo
         ({"client_data": []}, ConfigError, "client_data"),
         ({"client_data": lambda name: (X, Y)}, ConfigError, "clients"),
         ({"client_data": lambda name: (X, Y[:-1]), "clients": 2}, ConfigError, "client_data"),
+        ({"client_data": {"a": (X, Y[:-1])}}, ConfigError, "client_data"),
+        ({"client_data": [(X, Y[:-1])]}, ConfigError, "client_data"),
         ({"client_data": lambda name: (X[:0], Y[:0]), "clients": 2}, ConfigError, "client_data"),
         ({"client_data": lambda name: None, "clients": 2}, ConfigTypeError, "client_data"),
         ({"client_data": {"a": (X, Y)}, "clients": ["b"]}, ConfigError, "clients"),

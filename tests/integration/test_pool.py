@@ -177,6 +177,23 @@ def test_closing_ends_a_call_in_another_thread(tmp_path: Path) -> None:
         call(pool, "echo", value=1)
 
 
+def test_an_interrupted_call_leaves_no_answer_to_the_next(tmp_path: Path) -> None:
+    begun, may_end, main = tmp_path / "begun", tmp_path / "may end", threading.get_ident()
+
+    def interrupt() -> None:
+        until(begun.exists)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with WorkerPool(environments) as pool:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            call(pool, "wait_between", begun=str(begun), may_end=str(may_end), timeout_seconds=1000)
+        thread.join()
+        may_end.touch()
+        assert [reply.value for reply in call(pool, "fail_on", rank=7)] == ["fine", "fine"]
+
+
 def test_temporary_files_of_workers_go_with_them(pool: WorkerPool) -> None:
     (path,) = {Path(reply.value) for reply in call(pool, "leave_a_temporary_file")}
     assert len(list(path.iterdir())) == 2

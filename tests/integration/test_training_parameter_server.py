@@ -307,6 +307,7 @@ def test_a_callback_may_evaluate_while_workers_train(pool: WorkerPool) -> None:
 def test_an_interrupted_fit_leaves_nothing_to_the_next(pool: WorkerPool) -> None:
     seen = call(pool, "interrupted")
     assert seen == {"again": 10, "examples": [80.0], "exact": True}
+    assert call(pool, "an_interrupted_call", of="update_cases") == ["interrupted", "second"]
 
 
 def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPool) -> None:
@@ -337,6 +338,12 @@ def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPoo
 def test_wrong_use_is_refused(pool: WorkerPool, wrong: str, expected: tuple[Any, ...]) -> None:
     report = _refusals(pool)[wrong]
     assert refusal_fields.are(report, *expected), report
+
+
+def test_a_strategy_that_is_refused_leaves_no_tasks(pool: WorkerPool) -> None:
+    started = {"workers": 3, "servers": 2}
+    seen = call(pool, "refused", of="server_task_cases")
+    assert seen == ["backup_workers", "groups", started, "ended", "ps 0"]
 
 
 def test_workers_run_programs_of_xla(pool: WorkerPool) -> None:

@@ -452,6 +452,19 @@ def test_frames_are_looked_at_in_one_file() -> None:
     assert found == {"tfdist.compat.keras.keras_frames"}
 
 
+def test_every_thread_has_a_name() -> None:
+    """Stacks of a job that hangs show threads by their names."""
+    unnamed = [
+        f"{source.module}:{node.lineno}"
+        for source in sources()
+        for node in walked(source.tree)
+        if isinstance(node, ast.Call)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) == "Thread"
+        and "name" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert not unnamed, f"threads without a name: {unnamed}"
+
+
 def test_files_are_short() -> None:
     folders = (PACKAGE, ROOT / "benchmarks", ROOT / "tests", RECIPES)
     files = [file for folder in folders for file in folder.rglob("*.py")]

@@ -297,6 +297,19 @@ def test_an_object_that_shrinks_raises(make: Make) -> None:
     assert (caught.value.path or "").endswith("f")
 
 
+def test_a_file_may_be_forgotten_by_another_thread_at_any_moment() -> None:
+    class Forgetting(dict[str, Any]):
+        def __contains__(self, name: object) -> bool:
+            return self.pop(name, None) is not None
+
+    place = FsspecStorage(f"memory://{uuid.uuid4().hex}")
+    put(place, "f", b"0123456789")
+    assert place.size("f") == 10
+    place._files = Forgetting(place._files)
+    assert place.read("f", 2, 3) == b"234"
+    place._driver().store.clear()
+
+
 def test_requests_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     place = FsspecStorage("memory://joined", gap=10, largest=100)
     put(place, "f", bytes(200))

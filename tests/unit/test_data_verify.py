@@ -2,7 +2,10 @@
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,8 @@ import pytest
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, parts, snapshot, write
 from tests.refusals import refused
+from tfdist.data.check import verifying
 from tfdist.data.format import record_framing
-from tfdist.data.format import record_framing as survey
 from tfdist.data.format.record_framing import Content, walk
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import storage
@@ -31,6 +34,30 @@ def test_a_sound_directory_is_sound(tmp_path: Path, layout: str) -> None:
     assert "10 examples in 2 shards" in str(report)
     assert tfdist.data.open(tmp_path).verify() == report
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.timeout(120)
+def test_after_an_error_nothing_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, ended_early = threading.Barrier(2, timeout=60), []
+
+    def examine(place: Any, found: Any, number: int, *, seen: Any, **_: Any) -> None:
+        both.wait()
+        if number == 0:
+            raise OSError("no disk")
+        try:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:  # a shard that takes long
+                seen(1)
+        except BaseException:
+            ended_early.append(number)
+            raise
+
+    monkeypatch.setattr(verifying, "examine", examine)
+    remote: Any = SimpleNamespace(local=None)
+    manifest: Any = SimpleNamespace(shards=[SimpleNamespace(examples=1)] * 2, total_bytes=2)
+    with pytest.raises(OSError, match="no disk"):
+        verifying.examine_all(remote, manifest, decode=None, progress=None)
+    assert ended_early == [1]
 
 
 @pytest.mark.parametrize("contents", [True, False])
@@ -236,7 +263,7 @@ def test_a_file_that_was_made_to_cost_time(tmp_path: Path) -> None:
 
     found = list(walk(Counted(storage(tmp_path), "a")))
     assert looked < 10 * size
-    assert survey.GAVE_UP in found[-1].problem
+    assert record_framing.GAVE_UP in found[-1].problem
     assert sum(part.size for part in found) == size
 
 

@@ -1,7 +1,9 @@
 """Connections of a federation, over real sockets: only known clients come in, and no connection harms another."""
 
 import asyncio
+import errno
 import json
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -204,6 +206,16 @@ def test_keys_are_made_kept_and_added(tmp_path: Path) -> None:
     }
     with refused(ConfigError, name="berlin"):
         federation_keys.make_federation(folder, {"berlin": KEYS["paris"].public})
+
+
+def test_a_key_that_does_not_reach_the_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        federation_keys.make_client_key(tmp_path, "berlin")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", ".hidden", "server", "a" * 65, "ä", "a b", 3])

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,26 @@ def test_a_state_that_is_being_removed_or_made_is_not_copied(tmp_path: Path) -> 
     (folder.parent / ".step-000000000002.0123456789abcdef.tmp").mkdir()
     assert state_copies.states(tmp_path, "1f") == [folder.name]
     assert state_copies.LAST == checkpoint_manifest.NAME
+
+
+def test_a_state_that_cannot_be_read_is_tried_again_after_a_pause(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, again = [], threading.Event()
+
+    def opened(folder: Path) -> contextlib.AbstractContextManager[list[tuple[str, int, int]]]:
+        tried.append(folder)
+        if len(tried) > 1:
+            again.set()
+        raise OSError("no descriptor is free")
+
+    monkeypatch.setattr(state_copies, "opened", opened)
+    monkeypatch.setattr(state_copies, "_TURN_SECONDS", SECONDS)
+    one, two = hosts
+    joined(one, two)
+    one.save(1)
+    until(lambda: tried)
+    assert not again.wait(0.1), "the next attempt came at once"
 
 
 def test_a_sender_that_dies_within_a_copy_leaves_the_one_before(hosts: tuple[Host, Host]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.jobs.output import tf_log_filter
 from tfdist.jobs.output.tf_log_filter import Filter, has_nvidia_device, known_noise
 
 # as TensorFlow 2.21 and 2.16 write them
@@ -122,6 +123,20 @@ def test_a_process_without_a_launcher_leaves_noise_out_by_a_call() -> None:
     everything = {**kept, "TFDIST_ALL_LOGS": "1", "TF_CPP_MIN_LOG_LEVEL": "0"}
     done = subprocess.run(command, env=everything, capture_output=True, timeout=200, check=True)
     assert done.stderr.startswith(b"WARNING: All log messages")
+
+
+def test_who_writes_to_a_reader_that_is_gone_is_not_held_up() -> None:
+    reads, writes = os.pipe()
+    gone, original = os.pipe()
+    os.close(gone)
+    try:
+        os.write(writes, b"a line\n")
+        tf_log_filter._filter(reads, original, known_noise(has_gpu=False))
+        with pytest.raises(BrokenPipeError):  # and no pipe that fills up
+            os.write(writes, b"another line\n")
+    finally:
+        os.close(writes)
+        os.close(original)
 
 
 def test_a_device_is_found_by_its_vendor(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,14 +18,16 @@ import pytest
 from tests.refusals import refused
 from tfdist.cluster.job_files import steps_folder
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.jobs.connecting import serialization
+from tfdist.jobs.connecting import connection, serialization
 from tfdist.jobs.connecting.connection import ByProgram
 from tfdist.jobs.connecting.wire import PREAMBLE, Wire, WireError
+from tfdist.jobs.launchers import slurm
 from tfdist.jobs.launchers.launcher_table import SshLauncher
 from tfdist.jobs.plan.host_plan import Host, Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.remote import host_link
+from tfdist.jobs.remote import host_link, remote_placement
+from tfdist.jobs.remote.host_agent import HostAgent
 from tfdist.jobs.remote.host_link import HostLink, RemoteSteps
 from tfdist.jobs.remote.host_reports import Forward, Steps
 from tfdist.monitor.recording.row_ring import Ring, read
@@ -100,7 +103,16 @@ def test_who_says_something_else_is_quoted(ends: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\1", b"\5\0\0\0ab", b"\xff\xff\xff\xff" + b"a" * 9, b"\2\0\0\0[]", b"\2\0\0\0{{"]
+    "data",
+    [
+        b"",
+        b"\1",
+        b"\5\0\0\0ab",
+        b"\xff\xff\xff\xff" + b"a" * 9,
+        b"\2\0\0\0[]",
+        b"\2\0\0\0{{",
+        b"\xa0\x0f\0\0" + b"[" * 4000,
+    ],
 )
 def test_what_is_no_message_is_the_end(data: bytes, ends: tuple[int, int]) -> None:
     os.write(ends[1], data)
@@ -158,7 +170,10 @@ def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> 
     )  # of before
 
 
-@pytest.mark.parametrize("message", ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}'])
+@pytest.mark.parametrize(
+    "message",
+    ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}', '{"warning": "w", "start": 1e999}'],
+)
 def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) -> None:
     report = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
     code = (
@@ -174,6 +189,66 @@ def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) 
             link.ask("ports", count=1, but=[])
     finally:
         link.close()
+
+
+def test_a_closed_link_writes_into_no_other_connection() -> None:
+    reads, writes = os.pipe()
+    program = ByProgram(Host(name="a", address="a"), ("cat",))
+    link = HostLink(Host(name="a", address="a"), program)
+    assert program._process.stdin is not None
+    number = program._process.stdin.fileno()
+    link.close()
+    os.dup2(writes, number)  # as the next connection may get it
+    try:
+        link.tell("close", handle=0)
+        os.set_blocking(reads, False)
+        with pytest.raises(BlockingIOError):
+            os.read(reads, 1)
+    finally:
+        for descriptor in (reads, writes, number):
+            os.close(descriptor)
+
+
+@pytest.mark.timeout(120)
+def test_a_program_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_DRAIN_SECONDS", 0.05)
+    program = ByProgram(Host(name="a", address="a"), ("sleep", "1000"))
+    try:
+        assert "noise of a login script" in program.unreachable("noise of a login script")
+    finally:
+        program.cut()
+        program.end()
+        program.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_submission_that_slurm_does_not_read_is_an_error_with_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\nexit 3\n")
+    sbatch.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with refused(TfdistError, mentions=["sbatch", "exit code 3"]):
+        slurm.submit("#" * (1 << 20), say=lambda text: None)  # more than the pipe holds
+
+
+def test_a_failed_request_without_an_answer_is_told(ends: tuple[int, int]) -> None:
+    wire: Any = Wire(*ends)
+    agent = HostAgent(wire, *[cast("Any", None)] * 4, reserving=cast("Any", None))
+    agent._answer({"do": "close table", "number": 9}, agent._does["close table"])
+    assert "close table: KeyError(9)" in (wire.receive() or {})["note"]
+
+
+def test_of_calls_at_once_the_first_error_is_raised() -> None:
+    made: list[int] = []
+
+    def fail() -> None:
+        raise OSError("no thread")
+
+    with pytest.raises(OSError, match="no thread"):
+        remote_placement._at_once([fail, lambda: made.append(1)])
+    assert made == [1]
 
 
 def test_output_is_passed_on_to_its_end_though_somebody_holds_the_stream() -> None:

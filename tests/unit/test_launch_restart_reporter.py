@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import resource
 import socket
 import threading
 from dataclasses import replace
@@ -265,6 +267,19 @@ def test_a_job_that_accepts_nobody_now_is_kept(tmp_path: Path) -> None:
         client.connect(str(running_jobs.place(environ, "busy")))
         assert running_jobs.running(environ) == ["busy"]
         assert running_jobs.place(environ, "busy").exists()
+
+
+def test_a_job_that_a_client_cannot_reach_for_want_of_descriptors_is_kept(tmp_path: Path) -> None:
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path / ("long " * 20 + "name"))}  # which takes two descriptors
+    with running_jobs.controlled(running_jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)):
+        before, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))
+        try:
+            found = running_jobs.running(environ)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert found == running_jobs.running(environ) == ["abc123"]
 
 
 def test_what_an_ended_job_has_left_is_removed(tmp_path: Path) -> None:

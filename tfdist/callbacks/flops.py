@@ -15,7 +15,7 @@ import tensorflow as tf
 
 #: forward passes to which a step of training amounts
 PASSES_OF_A_STEP = 3
-# what runs functions of its own, which may loop, or be large
+# operations that run functions, which may loop, or be large
 _CALLS = {"While", "StatelessWhile", "If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall", "Case"}
 _CALLS |= {"XlaLaunch"}
 _CONVOLUTIONS = ("Conv2D", "Conv3D")

@@ -14,7 +14,7 @@ from tfdist.errors import ConfigError, DeadlineError
 from tfdist.monitor import faults
 from tfdist.waiting import LOOK_SECONDS
 
-#: of this process, the last for each place that is written to
+#: this process's last writer for each place
 _last: "weakref.WeakValueDictionary[str, Writer]" = weakref.WeakValueDictionary()
 
 
@@ -58,7 +58,7 @@ class Writer:
         self._store = store
         self._warn = warn
         self._on_written = on_written
-        # of one thread several times: a signal's handler may submit while its thread does so
+        # a lock that its thread may take again: a signal handler may submit while the same thread submits
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._next: _Job | None = None

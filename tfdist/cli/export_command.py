@@ -55,7 +55,7 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
         sys.stdin.buffer.read(1)  # returns at a line, or when the parent process has ended
         enough.set()
 
-    Thread(target=wait_for_input, daemon=True).start()
+    Thread(target=wait_for_input, name="end of input", daemon=True).start()
     observer = None
     while observer is None:
         over = enough.wait(0.1)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tfdist.cluster.cluster_values import TaskId
 
-#: where a folder is memory and no disk
+#: a folder whose files are in memory, not on a disk
 MEMORY = Path("/dev/shm")
-#: what the name of a job's folder begins with; the id of the job and "-" follow
+#: the beginning of the name of a job's folder; the id of the job and "-" follow
 PREFIX = "tfdist-job-"
 
 

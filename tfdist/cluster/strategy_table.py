@@ -19,9 +19,9 @@ from tfdist.validation import nearest
 
 __all__ = ["Entry", "get", "names"]
 
-#: what may carry tensors between processes; the first is the default
+#: the backends that may carry tensors between processes; the first is the default
 COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
-#: what may carry them between the replicas of one process; the first is the default
+#: the backends that may carry tensors between the replicas of one process; the first is the default
 REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
 #: begins a text of layouts: "auto" for the weights of the layers named behind it, separated by commas
 AUTO_OF = "auto:"

@@ -12,7 +12,7 @@ from tfdist.planner.bucket_filling import BUCKET_BYTES
 #: the default size of a bucket
 DEFAULT_BYTES = BUCKET_BYTES
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
-# of the time that a bucket takes, the part that is latency
+# the share of a bucket's time that is latency
 _LATENCY_PART = 0.1
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.errors import ConfigError, DisagreementError, WorkerLostError
 
-#: what `all_reduce` may do with the members' values
+#: the operations that `all_reduce` has
 OPS = ("sum", "min", "max")
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-#: of TensorFlow's `communication_hint`
+#: values of TensorFlow's `communication_hint`
 BETWEEN_CPUS, NCCL, RING = "auto", "nccl", "ring"
 _DRIVER = "libcuda.so.1"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # of this machine's kernel, which its containers share

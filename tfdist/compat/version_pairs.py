@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-#: what is installed beside tfdist must lie in these; setup.py asks pip for the same
+#: the ranges for installed versions; setup.py gives pip the same
 TENSORFLOW = ">=2.16.2,<2.22"
 KERAS = ">=3.15,<3.16"
 

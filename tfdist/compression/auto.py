@@ -195,7 +195,7 @@ def _elements(spec: tf.TensorSpec) -> int:
     return int(spec.shape.num_elements())
 
 
-#: which accuracies each answer to `within` allows
+#: the accuracies that each value of `within` allows
 WITHIN: dict[str, tuple[Accuracy, ...]] = {
     "lossless": ("lossless",),
     "unbiased": ("lossless", "rounded", "unbiased"),

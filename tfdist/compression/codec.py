@@ -11,7 +11,7 @@ from tfdist.compression.kernels import kernels
 from tfdist.compression.messages import AllGather, AllToAll, Context, Exchanged, Request, State
 from tfdist.errors import ConfigTypeError
 
-#: what may happen to a mean gradient: nothing, rounding to fewer digits, noise whose mean is zero, or an error
+#: the effect on a mean gradient: none, rounding to fewer digits, noise whose mean is zero, or an error
 Accuracy = Literal["lossless", "rounded", "unbiased", "biased"]
 
 Exchange = Generator[Request, Any, Exchanged]
@@ -37,7 +37,7 @@ class Codec:
 
     #: its name in tables and in saved models
     name: ClassVar[str]
-    #: what happens to the mean of gradients
+    #: the effect on the mean of gradients
     accuracy: ClassVar[Accuracy]
     #: whether it needs the axes of a tensor; other codecs receive many tensors as one row of numbers
     by_tensor: ClassVar[bool] = False

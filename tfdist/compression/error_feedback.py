@@ -9,7 +9,7 @@ from tfdist.compression.codec import Accuracy, Codec, Exchange, take_over
 from tfdist.compression.messages import Context, Exchanged, State
 from tfdist.errors import ConfigError
 
-#: what a memory of errors is called in messages
+#: the name of a memory of errors in messages
 ERRORS = "the gradients that compression has held back"
 
 

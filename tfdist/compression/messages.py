@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-#: what another number of members makes of a state, see `tfdist.checkpoint.state_resizing.ShardedState`
+#: the rule for a state when the number of members changes, see `tfdist.checkpoint.state_resizing.ShardedState`
 Rule = Literal["keep", "reset", "sum"]
 
 

@@ -48,7 +48,7 @@ class StepClock:
         self.reporter = reporter
         #: called when all stop before the step that would begin now; it saves, and need not return
         self.before_halt: Callable[[], None] | None = None
-        #: what this process does
+        #: the present activity of this process
         self.activity = Activity.STARTING
         self._now = now
         self._numbers = itertools.count()

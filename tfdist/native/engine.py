@@ -8,14 +8,14 @@ from pathlib import Path
 from tfdist.native import library
 from tfdist.native.library import load, module_of
 
-#: what the errors of operations begin with when the engine has ended, whatever the cause
+#: the beginning of errors of operations once the engine has ended, whatever the cause
 BROKEN = "The native collectives have ended: "
-#: what errors begin with when members have run different operations under one key
+#: the beginning of errors if members have run different operations under one key
 DIFFERENT = "Members do different things: "
-#: what errors say when a member lives and has not come to an operation in time
+#: a part of errors if a member is alive but has not come to an operation in time
 LATE = " is not done within "
 
-#: how an all_reduce between hosts goes, in the order of plan.h; without a name it is chosen by size
+#: the algorithms of an all_reduce between hosts, in the order of plan.h; without a name, the size decides
 ALGORITHMS = ("one-shot", "two-shot", "ring", "halving-doubling", "double-tree")
 
 _OPS = (

@@ -86,7 +86,7 @@ STAMPS = Library(
 DEVICE_STAMPS = Library(
     name="device_stamps",
     folder="device_stamps",
-    # as for `STAMPS`; older C libraries have the functions of dlopen in libdl
+    # the alignment is that of `STAMPS`; older C libraries have the functions of dlopen in libdl
     flags=("-O2", "-pthread", "-DEIGEN_MAX_ALIGN_BYTES=64", "-Wl,--no-as-needed,-ldl"),
     takes="half a minute",
 )

@@ -167,7 +167,7 @@ class LARS(keras.optimizers.Optimizer):
 
     def _ratio(self, gradient: Any, variable: keras.Variable) -> Any:
         ops = keras.ops
-        # in float32: squares of float16 overflow at 256
+        # in float32, because squares of float16 overflow at 256
         of_weight = ops.norm(ops.reshape(ops.cast(variable, "float32"), [-1]))
         of_gradient = ops.norm(ops.reshape(ops.cast(gradient, "float32"), [-1]))
         ratio = self.trust_coefficient * of_weight / (of_gradient + self.decay * of_weight + self.epsilon)

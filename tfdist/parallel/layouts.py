@@ -23,7 +23,7 @@ _BACK = "attention_output"
 AUTO = "auto"
 #: asks for them for all weights, and that activations lie in parts of their sequence
 AUTO_SEQUENCE = "auto-sequence"
-#: what stands behind a layer's path
+#: the end of a pattern for a layer's output; the layer's path comes before it
 SUFFIX = "/output"
 #: the layout of what is to be whole
 WHOLE = ""
@@ -45,7 +45,7 @@ class Layouts:
         else:
             every = _layouts(given, mesh, batch)
             outputs = {pattern: layout for pattern, layout in every.items() if pattern.endswith(SUFFIX)}
-        #: of activations
+        #: the layouts of activations
         self.outputs = OutputLayouts(mesh, outputs, batch=batch)
         self._proposed = ProposedLayouts(axes[-1], mesh.size_of(axes[-1])) if axes else ProposedLayouts(None, 1)
         #: the layout of each pattern for weights

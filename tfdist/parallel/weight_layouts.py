@@ -34,7 +34,7 @@ _BLOCK_ELEMENTS = 1 << 22  # drawn at once, and then cut
 class PartLayout:
     """The common base of the layouts of `compat.tensorflow.meshes.sharded_variable.Layout`."""
 
-    #: what else the user can do where nothing can travel
+    #: advice to the user if nothing can travel
     alternative = ""
 
     def __init__(self, shape: Sequence[int], path: str) -> None:
@@ -95,7 +95,7 @@ class MeshLayout(PartLayout):
         place = axes.mesh.coordinates(axes.rank)
         #: whether no member before this one has the same part
         self.is_first = all(place[name] == 0 for name in axes.mesh.names if name not in layout)
-        #: what travels along the axes
+        #: the axes along which parts travel
         self.mesh_axes = axes
 
     @property
@@ -155,7 +155,7 @@ class MeshLayout(PartLayout):
                 return block
             if part is None:
                 part = tf.raw_ops.Empty(shape=self.local_shape, dtype=block.dtype)
-            # in place: to join the blocks would take the part twice
+            # in place, because joining the blocks would need the memory of the part twice
             part = tf.raw_ops.InplaceUpdate(x=part, i=tf.range(first - begin, last - begin), v=block)
         return part
 
@@ -212,7 +212,7 @@ class ElementLayout(PartLayout):
         self._gathers = gathers
         self._stretch = Stretch(self.shape, traced.rank, traced.size)
         self.local_shape = self._stretch.shape
-        #: of the flattened weight
+        #: the bounds in the flattened weight
         self.bounds = (self._stretch.bounds,)
         gathers.expect(self._stretch.count * dtype.size)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tfdist import validation
 from tfdist.planner.planner_link import Link
 
-#: of the time of steps, what meetings may add to it
+#: the share that meetings may add to the time of steps
 WAITING_PART = 0.05
 
 

@@ -15,7 +15,7 @@ from tfdist.planner import step_time
 from tfdist.planner.stage_cost import Setting, Stage
 from tfdist.planner.step_time import Parts
 
-#: what is made small: the time of a step, or the price of the devices in that time
+#: the quantity to minimize: the time of a step, or the price of the devices in that time
 OBJECTIVES = ("time", "price")
 _HOUR = 3600.0
 _ROUNDING = 1e-12  # sums in another order may differ by it

@@ -104,7 +104,7 @@ def layouts(profile: Profile, devices: int) -> TensorLayouts:
         levels.append(chosen)
         total += groups * traffic(chosen, weights, outputs)
         plain += groups * 2 * sum(float(one.parameter_bytes) for one in layers)
-        # what a half has of each: of a divided batch half of the outputs, else half of the weights
+        # each half has half of the outputs if the batch is divided, else half of the weights
         outputs = [size / 2 if choice == "data" else size for choice, size in zip(chosen, outputs, strict=True)]
         weights = [size / 2 if choice == "model" else size for choice, size in zip(chosen, weights, strict=True)]
         groups *= 2

@@ -104,7 +104,7 @@ class _Example:
         self._others = [(one, tf.convert_to_tensor(one.value)) for one in others]
         in_float16 = any(layer.compute_dtype == "float16" for layer in keras_trainer.layers(model))
         self._scale = _SCALE_OF_FLOAT16 if in_float16 else 1.0
-        #: of the model's outputs, known when it has run
+        #: the structure of the model's outputs, known once it has run
         self.structure: Any = None
 
     def specs(self, present: list[tf.Tensor]) -> list[tf.TensorSpec]:

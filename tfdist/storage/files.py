@@ -250,7 +250,7 @@ def claim(descriptor: int, *, shared: bool = False) -> bool:
 def remove_abandoned(path: Path, remove: Callable[[Path], None]) -> None:
     """Remove an unfinished file or folder if its maker has gone, which the missing lock shows."""
     with suppress(OSError):  # its maker lives, or has finished meanwhile
-        # for a lock reading is enough; a pipe without a writer does not block
+        # reading is enough for a lock; O_NONBLOCK because a pipe without a writer would block
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

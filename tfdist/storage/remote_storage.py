@@ -375,7 +375,8 @@ class FsspecStorage:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _known(self, name: str) -> File:
-        if name not in self._files:
+        known = self._files.get(name)  # once: another thread may forget the file at any moment
+        if known is None:
             path = self._path(name)
             with self._explained(f"{self.url}/{name}", "read"):
                 fs = self._driver()
@@ -383,8 +384,8 @@ class FsspecStorage:
                 found = fs.info(path)
             if found["type"] != "file":
                 raise MissingFileError(f"{self.url}/{name} is a directory, no file. Check the URL.")
-            self._files[name] = self._file(name, found)
-        return self._files[name]
+            known = self._files[name] = self._file(name, found)
+        return known
 
     def _file(self, name: str, found: Mapping[str, Any]) -> File:
         version = next((found[key] for key in _VERSIONS if found.get(key)), "")

@@ -128,26 +128,33 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
                 name="variable_partitioner",
                 received=variable_partitioner,
             )
-        self._tasks, addresses = _tasks(cluster, local_workers, local_servers)
-        if backup_workers and (max_staleness != 0 or backup_workers >= len(addresses["worker"])):
+        cluster = clusters.from_environment() if cluster is None else cluster
+        count = len(cluster.addresses) if cluster.parameter_servers else local_workers
+        validation.integer("local_workers", count, minimum=1)
+        if backup_workers and (max_staleness != 0 or backup_workers >= count):
             raise ConfigError(
                 f"backup_workers is {backup_workers}, with max_staleness={max_staleness} and "
-                f"{validation.counted(len(addresses['worker']), 'worker')}; it needs max_staleness=0, and must leave "
-                "one worker at least.",
+                f"{validation.counted(count, 'worker')}; it needs max_staleness=0, and must leave one worker at least.",
                 name="backup_workers",
                 received=backup_workers,
             )
-        grouped = WorkerGroups(len(addresses["worker"]), groups, bound=max_staleness)
+        grouped = WorkerGroups(count, groups, bound=max_staleness)
+        self._tasks, addresses = _tasks(cluster, local_workers, local_servers)
         self._addresses = addresses
         self._partitioner = variable_partitioner
         self._loads = [0] * len(addresses["ps"])
         self._pieces: dict[str, list[Piece]] = {}
         self._spread_already: set[int] = set()
         self._workers = Workers()
-        _connect(addresses, self._tasks, timeout_seconds)
+        try:
+            _connect(addresses, self._tasks, timeout_seconds)
+        except BaseException:
+            if self._tasks is not None and tf_servers.connected_cluster() is None:
+                self._tasks.end()  # the next strategy starts its own
+                _local.remove(self._tasks)
+            raise
         extended = tf_servers.ServerVariables(self, place=self._place)
         tf.distribute.Strategy.__init__(self, extended)
-        count = len(addresses["worker"])
         self._scheduler = Scheduler(
             count,
             _Transport(addresses, self._tasks),
@@ -406,11 +413,8 @@ class _Transport:
         return True
 
 
-def _tasks(
-    cluster: "clusters.Cluster | None", workers: int, servers: int
-) -> tuple[LocalTasks | None, dict[str, list[str]]]:
+def _tasks(cluster: "clusters.Cluster", workers: int, servers: int) -> tuple[LocalTasks | None, dict[str, list[str]]]:
     """Return the addresses of all tasks, and the tasks that this process has started, or None."""
-    cluster = clusters.from_environment() if cluster is None else cluster
     if cluster.parameter_servers:
         if cluster.task.type != "chief":
             raise ConfigError(
@@ -448,7 +452,6 @@ def _tasks(
             "this process is connected to another cluster, which TensorFlow cannot change. Start a new process (in a "
             "notebook: restart the kernel)."
         )
-    validation.integer("local_workers", workers, minimum=1)
     validation.integer("local_servers", servers, minimum=1)
     tasks = LocalTasks(workers=workers, servers=servers)
     _local.append(tasks)

@@ -415,7 +415,7 @@ def _slices(
     at_once = tf.data.AUTOTUNE if edges is None else _CUT_AT_ONCE
     options = {"num_parallel_calls": at_once, "deterministic": True}
     if workers.count == 1 and edges is None:
-        # where nothing is cut, threads of its own would take longer than the function
+        # if nothing is cut, the function takes less time than threads of its own would cost
         return _mapped(dataset, alone) if len(share.shares.weights) == 1 else _mapped(dataset, alone, **options)
     return _mapped(dataset.enumerate(), shared, **options)
 

@@ -102,6 +102,6 @@ def show(model: keras.Model, running: keras.callbacks.CallbackList | None) -> No
         return
     logger = LossScaleLogger()
     logger.set_model(model)
-    # before those that are told of the logs, and behind what must come before all others
+    # placed before callbacks that get the logs, and after those that must come first
     place = next((i for i, c in enumerate(running.callbacks) if isinstance(c, keras.callbacks.History)), 0)
     running.callbacks.insert(place, logger)

@@ -37,7 +37,7 @@ class KerasTraining:
     _workers: Workers
     #: sees what the replicas of this process are given, step by step; `tfdist verify SCRIPT` sets it
     tee: Tee | None = None
-    #: how workers train by themselves between meetings; None: every step spans all of them
+    #: the state of workers that train by themselves between meetings; None: every step spans all of them
     apart: "local_steps.Apart | None" = None
     _moving: "weakref.WeakSet[Input] | None" = None  # inputs of a `fit` whose shares change
 

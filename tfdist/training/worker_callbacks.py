@@ -39,7 +39,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
     if training and (local := local_steps.of(model)) is not None:
-        # before those that read weights at the end, it makes the mean over workers the weights of all
+        # it comes before callbacks that read weights at the end: it gives all workers the mean of their weights
         running.callbacks.insert(0, keras.callbacks.LambdaCallback(on_train_end=lambda logs: local.ends()))
     is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_trainer.optimizers(model))
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)

@@ -90,12 +90,13 @@ def shares_follow(kind: str, at_once: int) -> Any:
 
 
 def shares_stay() -> Any:
-    """Return warnings, changes and final shares where the input is slow, and where layers wait for other workers."""
+    """Return warnings, changes and final shares: a slow input, layers that wait for others, a batch of one row."""
     seen = []
     slow, balance = Told(every=2), BalanceShares(every=2)
     slow.waits = 1.0
-    for callback, synchronized in ((slow, False), (balance, True)):
+    for callback, synchronized, batch in ((slow, False, BATCH), (balance, True, BATCH), (BalanceShares(), False, 1)):
         network = model(STRATEGY.scope(), synchronized=synchronized)
-        network.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[callback])
+        steps = 2 if batch == 1 else None
+        network.fit(X, Y, batch_size=batch, epochs=2, steps_per_epoch=steps, verbose=0, callbacks=[callback])
         seen.append([sorted(callback._told), callback.changes, STRATEGY.shares])
     return seen

@@ -48,6 +48,14 @@ def wait_for_ever_after(path: str) -> None:
     wait_for_ever_on(RANK)
 
 
+def wait_between(begun: str, may_end: str) -> str:
+    """Make a file, and wait for another one."""
+    Path(begun).touch()
+    while not Path(may_end).exists():
+        time.sleep(0.01)
+    return "late"
+
+
 def fail_and_leave_others_waiting(rank: int) -> str:
     """Raise on one worker, while the others wait for it."""
     fail_on(rank)

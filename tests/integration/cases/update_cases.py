@@ -1,6 +1,8 @@
 """Steps that use what they have updated, on parameter servers: in parts, eagerly, stale, refused; and numbers there."""
 
 import functools
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from parameter_server_cases import strategy
 
 from tfdist import errors
 from tfdist.optimizers import DistributedOptimizer
+from tfdist.training.parameter_servers.update import BoundedCalls
 
 X = np.random.default_rng(1).integers(0, 13, size=(40, 3))
 Y = np.random.default_rng(2).normal(size=(40, 2)).astype("float32")
@@ -139,3 +142,29 @@ def stale_and_refused() -> dict[str, Any]:
 def numbers() -> Any:
     """Return the values whose conversion to numbers differs from one device's."""
     return number_cases.not_as_expected(strategy(max_staleness=0))
+
+
+def an_interrupted_call() -> list[str]:
+    """Interrupt the wait for a call to servers, and make another one; return what came of both."""
+    begun, may_end = threading.Event(), threading.Event()
+    calls, main, found = BoundedCalls(600.0, lambda: None), threading.get_ident(), list[str]()
+
+    def first() -> str:
+        begun.set()
+        may_end.wait(600.0)
+        return "first"
+
+    def interrupt() -> None:
+        begun.wait(600.0)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        found.append(calls(first))
+    except KeyboardInterrupt:
+        found.append("interrupted")
+    thread.join()
+    may_end.set()
+    found.append(calls(lambda: "second"))
+    return found

@@ -81,7 +81,7 @@ class Row:
     # without a link
     sent_bytes: Sequence[float] = ()
     payload_bytes: Sequence[float] = ()  # those without the headers of packets
-    # that a worker sends for the gradients of a step, by the formulas; None where nothing is said
+    # bytes that a worker sends for the gradients of a step, by the formulas; None if no formula says so
     wire_bytes: float | None = None
     # seconds until the first messages leave, and from then on, one pair per round; the slowest worker's
     computing: Sequence[tuple[float, float]] = ()

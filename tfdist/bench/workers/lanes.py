@@ -19,7 +19,7 @@ from tfdist.variables import HOST_ID, WORKER_INDEX
 #: calls ``module:function`` with keyword arguments on all workers of an arm, and returns what each returned
 Call = Callable[..., list[Any]]
 
-#: how long a call, and therefore a turn of another lane, may take
+#: the longest call, and therefore the longest turn of another lane
 LONGEST_SECONDS = 1800.0
 
 #: lanes whose processes are not told of a strategy of tfdist's

@@ -192,7 +192,7 @@ def _delete(names: Sequence[str]) -> None:
 
 
 def _run(command: Sequence[str]) -> str:
-    # in a session of its own: Ctrl-C is for this process, which then removes what it has made
+    # in its own session, because Ctrl-C is for this process, which then removes what it has made
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False, start_new_session=True
     )

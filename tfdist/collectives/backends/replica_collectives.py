@@ -122,7 +122,7 @@ class TwoLevelCollective:
 
     def all_gather(self, tensor: tf.Tensor, *, key: str, equal_rows: bool = False) -> tf.Tensor:
         rows = self._local.all_gather(tensor, key=f"{key} in the process")
-        # that the others of the process have no rows then is how many there are told to them
+        # the others of the process have no rows then, and get those of all from the next operation
         rows = self._between.all_gather(rows, key=key, equal_rows=equal_rows) if self._leads else rows[:0]
         return self._local.all_gather(rows, key=f"{key} of all")
 

@@ -18,7 +18,7 @@ def require_alike_variable(workers: Workers, path: str, shape: Sequence[int], dt
     TensorFlow ends all collectives of a process for good if shapes differ.
     """
     mine = [dtype.as_datatype_enum, len(shape), *shape[:_MOST_DIMENSIONS]]
-    # as long as nothing else that workers compare: one that makes no variable now is told so
+    # no other comparison has this length: a worker that makes no variable now gets an error that says so
     rows = workers.gather(mine + [0] * (2 + _MOST_DIMENSIONS - len(mine)))
     other = next((worker for worker, row in enumerate(rows) if (row != rows[0]).any()), None)
     if other is not None:

@@ -21,7 +21,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 # 16-bit floats are rounded between Keras' operations, and not within one op.
 _DTYPES = (tf.float32, tf.float64)
-# what an update consists of; a class that has one of its own has to be asked for each variable
+# an update consists of these; a class that overrides one of them keeps its own update
 _OF_AN_UPDATE = ("update_step", "assign", "assign_add", "assign_sub", "iterations")
 
 

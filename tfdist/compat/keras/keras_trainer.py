@@ -35,7 +35,7 @@ _FRAMES_TO_SEARCH = 8
 # From the creation of a variable up, through TensorFlow's stack of creators, to `compile`, which makes the loss's
 # tracker.
 _FRAMES_OF_A_VARIABLE = 40
-#: what `override` takes the place of, and the methods of Keras' trainer that call it
+#: the methods that `override` replaces, each with the methods of Keras' trainer that call it
 HOOKS = {
     "_maybe_symbolic_build": ("fit", "evaluate", "train_on_batch", "test_on_batch"),
     "_make_function": ("make_train_function", "make_test_function"),

@@ -24,7 +24,7 @@ from tfdist.compat.keras import keras_variables
 # attributes with functions of weights alone, and of results that are losses
 _OF_WEIGHTS = ("initializer", "regularizer", "constraint")
 _ASSIGNMENTS = frozenset({"assign", "assign_add", "assign_sub", "set_weights"})
-# what a layer holds and calls, and what is looked at by itself or counts only
+# objects that a layer has or calls; each is looked at by itself, or only counts
 _PARTS = (keras.Layer, keras.Metric, keras.Variable)
 # layers of Keras that run programs of other libraries
 _CARRIERS = tuple(

@@ -46,9 +46,9 @@ class CapturedUpdates(Updates):
         super().__init__(values, collect_losses=True, initialize_variables=False)
         #: variables that were assigned by other code than an optimizer's update, in the order of the first assignment
         self.assigned: list[Any] = []
-        #: how many updates, counted from the first, have results that were read
+        #: the number of updates, counted from the first, whose results were read
         self.needed = 0
-        #: what was added to the stand-ins by assignments, by the identity of the Keras variable
+        #: the values that assignments added to the stand-ins, by the identity of the Keras variable
         self.added: dict[int, tf.Tensor] = {}
         #: stand-ins, by the identity of the Keras variable
         self.stand_ins: dict[int, tf.Variable] = {}

@@ -11,10 +11,10 @@ from tfdist.compression.codec import RowCodec
 from tfdist.compression.kernels import kernels, shaped
 from tfdist.errors import ConfigError
 
-#: how many numbers have a scale in common, by default
+#: the number of values that share a scale, by default
 SIZE = 512
 
-#: what of the numbers of a group is added up; in the order of kernels.h
+#: the sums over the numbers of a group, in the order of kernels.h
 Summed = Literal["squares", "sizes", "negatives", "positives"]
 _SUMMED = ("squares", "sizes", "negatives", "positives")
 
@@ -78,7 +78,7 @@ def largest(rows: tf.Tensor, size: int) -> tf.Tensor:
     ops = kernels()
     if ops is not None:
         return shaped(ops.tfdist_group_largest(rows, group=size), _scales(rows, size))
-    # as integers the bits of floats without sign are in the same order, and NaN comes last
+    # the bits of floats without a sign, read as integers, have the same order, with NaN last
     return packing.as_numbers(tf.reduce_max(packing.as_words(tf.abs(apart(rows, size))), axis=2))
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -201,18 +201,27 @@ def examine_all(
         try:
             return [awaited(task).result() for task in tasks]
         except BaseException:
+            seen.end()  # the pool waits for examinations under way, which would take minutes
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 class _Seen:
+    """The bytes that were read by all threads, each of which ends at its next read once the others have to."""
+
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total = total
         self._progress = progress
         self._bytes = 0
         self._lock = threading.Lock()
+        self._is_over = False
+
+    def end(self) -> None:
+        self._is_over = True
 
     def add(self, count: int) -> None:
+        if self._is_over:
+            raise CancelledError
         if self._progress is not None:
             with self._lock:
                 self._bytes += count

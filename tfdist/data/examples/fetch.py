@@ -163,10 +163,10 @@ class Fetcher:
         self.examples = examples
         self.source = source
         self.verify = verify
-        #: what reading raised
+        #: the errors that reading raised
         self.failures = Failures()
         self.skip = skip
-        # of zeros, which take memory when they are touched
+        # made of zeros, which take no memory until they are touched
         self._seen = np.zeros(len(examples), bool) if verify == "first" else np.full(1, verify == "never")
         self._remembers = verify == "first"
         self._reported: set[int] = set()

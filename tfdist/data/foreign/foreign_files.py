@@ -26,7 +26,7 @@ from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
 from tfdist.storage.local_storage import LocalStorage
 
 EXAMPLES, RAW, SEQUENCES = "examples", "raw", "sequences"
-#: what `tfdist.data.open` takes as `records`
+#: the values of `records` in `tfdist.data.open`
 CONTENTS = (EXAMPLES, RAW, SEQUENCES)
 _LOOK_SECONDS = 1.0
 _NARROW = 64  # bytes up to which one indexing in NumPy is faster than a loop over rows
@@ -44,7 +44,7 @@ class Files:
         self.storage = LocalStorage(folder, url=str(paths[0]) if len(paths) == 1 else folder)
         self.binding = FileBinding(self.paths)
         self.maps = Maps(self.paths)
-        #: what passes have found: the kind of the files, and arrays
+        #: the results of passes over the files: the kind of the files, and arrays
         self.passes: list[tuple[str, dict[str, NDArray[Any]]]] = []
 
     def as_kind(self, kind: str) -> "Files":

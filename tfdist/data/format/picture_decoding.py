@@ -15,7 +15,7 @@ from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError
 from tfdist.processes.pool.task_pool import TaskPool
 
-#: what `tf.io.decode_jpeg` reads in every version of TensorFlow; others have to be converted
+#: the formats that `tf.io.decode_jpeg` reads in every version of TensorFlow; others have to be converted
 KEPT = ("JPEG", "PNG", "GIF")
 #: bytes of pictures; TensorFlow is loaded in about the time in which as many are decoded
 WORTH_A_PROCESS = 256 << 20

@@ -18,7 +18,7 @@ from tfdist.data.order.epoch_orders import TABLE, Ids, Permutation, mixed, round
 from tfdist.errors import ConfigError
 
 _Floats = NDArray[np.float64]
-#: of a tree of classes, from the root on: the smaller share of each node, and whether its left child has it
+#: the levels of a tree of classes, the root first: each node's smaller share, and whether its left child has it
 Levels = list[tuple[_Floats, NDArray[np.bool_]]]
 _LISTED = 10
 

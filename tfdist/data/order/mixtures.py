@@ -285,7 +285,7 @@ class Chosen:
         self.examples = order.examples
         self.is_permutation = order.is_permutation
         self.name = f"{order.name}:of:{hashlib.sha256(numbers.astype('<i8').tobytes()).hexdigest()[:16]}"
-        #: of the chosen ones, numbered from 0
+        #: the order of the chosen examples, numbered from 0
         self.inner = order
         self.numbers = numbers
 

@@ -45,7 +45,7 @@ class PoissonBatches(Wrapped):
         super().__init__(self._batches)
 
     def _batches(self) -> tf.data.Dataset:
-        # as a seeded shuffle: another order in each iteration, and the same ones when the program runs again
+        # like a seeded shuffle: each iteration has another order, and a new run of the program the same ones
         keys = tf.data.Dataset.random(seed=self._seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
 
         @_as_it_is

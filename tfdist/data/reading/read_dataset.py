@@ -496,5 +496,5 @@ def position_of(pipeline: Pipeline, state: Any, *, is_newest: bool = False) -> P
             *(pipeline.examples.url, identity.examples, pipeline.identity.examples),
         )
     pipeline.order, pipeline.identity = order, identity
-    # what is left may be less than a batch, now that the batches are larger, and be dropped
+    # less than a batch may be left, now that batches are larger, and it may be dropped
     return found if pipeline.batches(found.start).steps else Position(found.epoch + 1)

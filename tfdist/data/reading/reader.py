@@ -160,7 +160,7 @@ def read(
         named.require(examples.schema)
     tail = tail or ("keep" if named.label is None else "pad")
 
-    # where records are read by compiled code; else nothing is compiled for the order alone
+    # only if compiled code reads the records as well: nothing is compiled for the order alone
     is_compiled = ops is not False and cache is None and examples.paths is not None and order == "full"
     compiled = compiled_orders() if is_compiled else None
 

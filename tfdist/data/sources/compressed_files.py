@@ -17,7 +17,7 @@ PLAIN, GZIP, ZLIB = "plain", "gzip", "zlib"
 VOID = "void"  # compressed, with nothing in it: what TensorFlow leaves of a shard that got no record
 HEAD_BYTES = 4096  # which show of what kind a file is
 _CHUNK = 1 << 20
-#: what reading a compressed file raises where it is damaged or ends early
+#: the errors of reading a compressed file that is damaged or ends early
 ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 

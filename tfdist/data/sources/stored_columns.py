@@ -108,7 +108,7 @@ def cast(
         if target.kind == "f" and kind == "b":
             return result, None
         if target.kind == "f":
-            # what turning a float beyond the integers' range back gives depends on the processor
+            # converting a float beyond the range of the integers back gives results that depend on the processor
             low, high = _range(array.dtype)
             inside = np.isfinite(result) & (result >= float(low)) & (result < float(high + 1))
             return result, ~inside | (np.where(inside, result, 0).astype(array.dtype) != array)

@@ -188,7 +188,7 @@ class Packed(Computed):
         sizes, row = plan.size[pieces], np.repeat(np.arange(len(ids)), after - first)
         numbers = np.arange(len(pieces)) - np.repeat(np.cumsum(after - first) - (after - first), after - first)
         ends = np.cumsum(sizes)
-        # where each value goes, from the places that the pieces of its row before it take
+        # the place of each value follows from the sizes of the earlier pieces of its row
         in_row = ends - sizes - np.repeat((ends - sizes)[np.cumsum(after - first) - (after - first)], after - first)
         places = _ranges(row * self._length + in_row, sizes)
         found: Columns = {}

@@ -198,7 +198,7 @@ class _Job:
         self._place = place
         self._source = source
         self._schema = source.schema
-        #: what was there when the job was made, and is appended to
+        #: the manifest to append to, as it was when the job was made
         self._base = base
         self._layout = layout_of(source.schema) if base is None else base.layout
         self._num_shards = num_shards

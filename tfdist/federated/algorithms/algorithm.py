@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.federated.client_update import Arrays
 
-# how the names of arrays begin
+# prefixes of the names of arrays
 WEIGHTS = "weights/"  # trained by gradients
 STATISTICS = "statistics/"  # moved by training otherwise, such as the moving means of batch normalization
 CONTROL = "control/"  # control variates, one for each array of WEIGHTS

@@ -84,11 +84,10 @@ def data_of(client_data: ClientData, client: str) -> Local:
     if callable(client_data):
         return local_data(client_data(client), client)
     try:
-        if isinstance(client_data, Mapping):
-            return local_data(client_data[client], client)
-        return local_data(client_data[int(client)], client)
+        found = client_data[client] if isinstance(client_data, Mapping) else client_data[int(client)]
     except (KeyError, ValueError, IndexError):
         raise ConfigError(f"client_data has no client {client!r}.", name="clients", received=client) from None
+    return local_data(found, client)
 
 
 def local_data(found: Any, client: str) -> Local:

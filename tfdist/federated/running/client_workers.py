@@ -14,7 +14,7 @@ from tfdist.federated.clients.client_data import Local
 from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
 from tfdist.federated.transport.array_frames import pack, unpack_whole
 
-#: between two signs of life of the chief to the others while the server asks nothing
+#: between two heartbeats of the chief to the other workers while the server asks nothing
 IDLE_SECONDS = 5.0
 _TASK = ("round", "attempt", "client", "seed", "arrays")
 

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tfdist.errors import ConfigError, MissingFileError
+from tfdist.storage.files import make_directory, sync_directory
 
 SERVER_FILE = "server.key"
 LIST_FILE = "federation.json"
@@ -183,13 +184,21 @@ def _checked_public(name: str, public: bytes) -> bytes:
 
 
 def _write(path: Path, content: Mapping[str, Any], *, secret: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file durably: others are told the key at once, and it cannot be made again."""
+    make_directory(path.parent)
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"format": _FORMAT, **content}, indent=2) + "\n")
-    part.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"format": _FORMAT, **content}, indent=2) + "\n")
+            file.flush()
+            os.fsync(descriptor)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def _read(path: Path, *fields: str, secret: bool) -> dict[str, Any]:

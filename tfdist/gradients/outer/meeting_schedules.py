@@ -416,7 +416,7 @@ def _float(name: str, text: str) -> float:
         raise ConfigError(f"{name} is {text!r}; it must be a number.", name=name, received=text) from error
 
 
-# what a text may give, by the type of the field
+# readers of texts, by the type of the field
 _READ: dict[Any, Callable[[str, str], Any]] = {
     int: lambda name, text: validation.parse_integer(name, text, minimum=0),
     Every: _every,

@@ -57,7 +57,7 @@ class Memory:
                         own[key] = variable(f"{name}_{len(own)}", state.initial)
                     mine.append(own[key])
             self._states[place] = own
-        #: for each gradient: updates, and replicas in the last of them, 0 before the first
+        #: for each gradient, the number of updates, and of replicas in the last one; 0 before the first
         self.updates = variable("compression_updates", tf.zeros([count], tf.int32))
         self.members = variable("compression_members", tf.zeros([count], tf.int32))
         others = [variable(name, value) for name, value in counters]

@@ -118,7 +118,7 @@ class Compressed(Around):
             self._memory.count(places, 1)
             return sent
 
-        # of a time when there were more replicas
+        # several replicas made the last update
         is_first = tf.reduce_any((members != 0) & (members != 1))
         values = tf.cond(is_first, with_what_was_held_back, lambda: [one.value for one in mine.values()])
         sent = dict(zip(mine, values if len(mine) > 1 else tf.nest.flatten(values), strict=True))

@@ -29,7 +29,7 @@ from tfdist.gradients.reduction import norms, replica_sums
 from tfdist.monitor.recording import graph_stamps
 from tfdist.monitor.recording.rows import Column
 
-#: what the gradients of replicas can become
+#: the ways to combine the gradients of replicas
 KINDS = ("mean", "sum", "adasum")
 
 

@@ -25,7 +25,7 @@ from tfdist.gradients.sharding import shard_exchange, slot_saving
 from tfdist.gradients.sharding.sharded_updates import Updates, require_update_step_alone
 from tfdist.gradients.sharding.variable_parts import Everywhere, Part
 
-#: of an optimizer, its `Updates`
+#: the attribute of an optimizer that has its `Updates`
 UPDATES = "tfdist_updates"
 
 

@@ -195,7 +195,7 @@ class Updates:
             return norms.clipped(grads, self.total, clipnorm=own.clipnorm)
         if not own.global_clipnorm:
             return keras_optimizer.own_clip(own, grads)
-        # what Keras scales is dense afterwards
+        # Keras' own clipping makes gradients dense, and so does this
         clipped = norms.clipped(grads, self.total, global_clipnorm=own.global_clipnorm)
         return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 

@@ -33,7 +33,7 @@ from tfdist.monitor.stacks.stack_requests import Target, apart, ask, lines
 from tfdist.monitor.status import HALTED
 
 HALT_LOOK_SECONDS = 0.002  # how often the agent looks while workers come to their next step
-# for the stacks of hanging processes before they are killed: a short delay of the restart
+# to collect the stacks of hanging processes before they are killed; it delays the restart
 _STACKS_SECONDS = 1.0
 _MOST_FRAMES, _MOST_PROCESSES = 6, 8
 

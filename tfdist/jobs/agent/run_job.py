@@ -168,7 +168,7 @@ def _run(
         )
         monitoring = None
         if config.monitor:
-            # where the number of workers may change the signal asks for one more
+            # if the number of workers may change, this signal asks for one more
             resizable = config.range[0] < config.range[1]
             asked = Flag() if resizable else stack.enter_context(signal_sets(signal.SIGUSR1))
             announce(out, f"job {guard.job_id}: `tfdist watch {guard.job_id[:8]}` shows what it does")

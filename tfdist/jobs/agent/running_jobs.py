@@ -142,17 +142,17 @@ def controlled(path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int])
 
 
 def running(environ: Mapping[str, str]) -> list[str]:
-    """The ids of this user's running jobs. Sockets of ended jobs are removed."""
+    """Return the ids of this user's running jobs; remove the sockets of ended jobs."""
     found = []
     for path in sorted(folder(environ).glob("*.sock")):
         try:
             _connected(path).close()
-        except BlockingIOError:  # it has more clients than it has heard until now
-            found.append(path.stem)
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):  # nobody listens there any more
             path.unlink(missing_ok=True)
-        else:
-            found.append(path.stem)
+            continue
+        except OSError:  # it is busy, or this process lacks something: another client may reach it
+            pass
+        found.append(path.stem)
     return found
 
 

@@ -94,11 +94,17 @@ class ByProgram:
             cure = "Install the same version of tfdist there, or name an interpreter that has it with --remote-python."
         elif "resolve hostname" in words:
             cure = "No such name is known here. Correct --hosts, or add the name to ~/.ssh/config or /etc/hosts."
-        elif self._process.wait() == 127:
+        elif self._code() == 127:
             cure = "Name the interpreter there with --remote-python."
         else:
             cure = f"This has to work without a question: {self._shell} true"
         return f"by {self._shell}{words}\n{cure}"
+
+    def _code(self) -> int | None:
+        """Return the program's exit code; None if it does not end, as when a login script writes for ever."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_DRAIN_SECONDS)
+        return None
 
     def cut(self) -> None:
         self._process.kill()  # no effect on an ended process
@@ -124,7 +130,7 @@ class ByTcp:
         self.wire = joined.wire
         self._connection = joined.connection
         self._complaints = complaints
-        self._notes: list[str] = []
+        self._notes: deque[str] = deque(maxlen=_LINES)
 
     def note(self, line: str) -> None:
         self._notes.append(line)
@@ -154,7 +160,7 @@ class Tail:
 
     def __init__(self, stream: IO[bytes], lines: int = _LINES) -> None:
         self._lines: deque[str] = deque(maxlen=lines)
-        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(stream,), name="last lines", daemon=True)
         self._thread.start()
 
     def add(self, line: str) -> None:

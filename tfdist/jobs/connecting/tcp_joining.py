@@ -100,7 +100,7 @@ class Rendezvous:
         ports = [listener.getsockname()[1] for listener in self._listeners]
         self.addresses = tuple(f"{host}:{port}" for (host, _), port in zip(addresses, ports, strict=True))
         for listener in self._listeners:
-            threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
+            threading.Thread(target=self._listen, args=(listener,), name="rendezvous", daemon=True).start()
 
     def take(
         self, name: str, *, timeout_seconds: float, give_up: Callable[[], bool] = lambda: False
@@ -137,7 +137,7 @@ class Rendezvous:
             if not self._strangers.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._meet, args=(connection,), name="joining host", daemon=True).start()
 
     def _meet(self, connection: socket.socket) -> None:
         """Keep a connection whose other side has proved that it has the key."""

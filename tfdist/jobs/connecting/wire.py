@@ -87,7 +87,7 @@ class Wire:
         data = self.receive_bytes()
         try:
             message = None if data is None else json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return message if isinstance(message, dict) else None
 

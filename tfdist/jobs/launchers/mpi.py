@@ -139,7 +139,7 @@ class MpiRun(StartedAgents):
             raise TfdistError(f"{words[0]} cannot be run ({error.strerror}).") from error
         assert self._process.stdout is not None
         self._tail = Tail(self._process.stdout, _LINES)
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, name="mpirun", daemon=True).start()
 
     def ended(self) -> str:
         code = self._process.poll()

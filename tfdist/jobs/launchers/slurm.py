@@ -234,11 +234,19 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(text)
-        process.stdin.close()
-        job = process.stdout.readline().strip().partition(";")[0]
-        if not job:
-            raise TfdistError(f"sbatch has not taken the job (exit code {process.wait()}); it says why above.")
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and its exit code is told below
+                process.stdin.write(text)
+            with contextlib.suppress(BrokenPipeError):  # for what could not be written
+                process.stdin.close()
+            job = process.stdout.readline().strip().partition(";")[0]
+            if not job:
+                raise TfdistError(f"sbatch has not taken the job (exit code {process.wait()}); it says why above.")
+        except BaseException:  # a second Ctrl-C: it must not submit the job later, when nobody follows it
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            raise
         say(f"job {job} is in the queue of Slurm")
         for number, more in enumerate(searched):
             say(f"job {job}_{number} has {shlex.join(more)}")
@@ -256,8 +264,8 @@ def _followed(
         of_array = _LOG_OF_TASK.replace("%A", job)
         logs = {Path(of_array.replace("%a", str(at))): f"[{job}_{at}] ".encode() for at in range(tasks)}
     followers = [
-        threading.Thread(target=_follow, args=(logs, ended), daemon=True),
-        threading.Thread(target=tell_why_it_waits, args=(job, ended, say), daemon=True),
+        threading.Thread(target=_follow, args=(logs, ended), name="log", daemon=True),
+        threading.Thread(target=tell_why_it_waits, args=(job, ended, say), name="queue", daemon=True),
     ]
     for follower in followers:
         follower.start()

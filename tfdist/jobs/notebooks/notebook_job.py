@@ -229,6 +229,7 @@ def _deadline(seconds: float | None, events: "SimpleQueue[Any]") -> Iterator[thr
         events.put(Received(number=signal.SIGTERM))
 
     timer = threading.Timer(seconds, ask)
+    timer.name = "deadline of a call"
     timer.start()
     try:
         yield is_late

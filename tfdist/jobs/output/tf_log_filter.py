@@ -136,8 +136,9 @@ def hide_noise() -> None:
 
 
 def _filter(reads: int, original: int, noise: re.Pattern[bytes]) -> None:
+    """Pass on what is no noise, until the pipe ends or the reader is gone; then writers of the pipe get an error."""
     kept, midway = b"", False  # possible noise; whether a line was shown in part
-    with contextlib.suppress(OSError):  # the reader is gone
+    with contextlib.suppress(OSError), open(reads, "rb", 0):  # an open pipe that nobody reads would block its writers
         while data := os.read(reads, _CHUNK):
             *lines, rest = (kept + data).split(b"\n")
             shown = b""

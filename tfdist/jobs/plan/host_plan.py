@@ -163,7 +163,7 @@ class Remote:
     # names of variables that the processes get from here, besides those that frameworks read
     passed: tuple[str, ...] = ()
     rendezvous: str = ""  # where hosts join, as "host:port"; empty: the launcher chooses
-    # with which hosts join, in hexadecimal digits; empty: one is drawn. It is never shown
+    # the key with which hosts join, in hexadecimal digits; empty: one is drawn. It is never shown
     key: str = field(default="", repr=False)
     demand: Demand | None = None  # what is requested from a launcher that chooses the hosts; None for any other
     # for such a launcher, the paths here of a file that is sent to each host, and of one that comes back from the

@@ -16,7 +16,7 @@ BOTH = frozenset({1, 2})  # standard output and standard error
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-#: of TensorFlow: it takes memory of GPUs as it needs it, not all at its start
+#: TensorFlow's variable for taking GPU memory as it is needed, and not all of it at the start
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _DRIVER = "/proc/driver/nvidia/gpus"  # one entry for each
 

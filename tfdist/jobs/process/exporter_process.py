@@ -15,7 +15,7 @@ from threading import Thread
 import tfdist
 from tfdist.waiting import end_process
 
-#: that it has from its last look to its end; exporters have less, and what is left is for a machine that is busy
+#: from the last look to the end of the process; exporters get less, and the rest allows for a busy machine
 END_SECONDS = 60.0
 _NICE = 10
 

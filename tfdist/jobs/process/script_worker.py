@@ -79,7 +79,7 @@ def serve_task(parent: int) -> NoReturn:
     # Blocked before anything starts a thread, as NumPy does: a foreign signal would end this process by any thread that
     # does not block it.
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
-    threading.Thread(target=end_when_asked, daemon=True).start()
+    threading.Thread(target=end_when_asked, name="end when asked", daemon=True).start()
     import tensorflow as tf
 
     configuration = json.loads(os.environ["TF_CONFIG"])

@@ -53,7 +53,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if ENDS_WITH_INPUT.read(os.environ):
         del os.environ[ENDS_WITH_INPUT.name]  # not for workers
-        threading.Thread(target=_end_with, args=(os.dup(0),), daemon=True).start()
+        threading.Thread(target=_end_with, args=(os.dup(0),), name="end of input", daemon=True).start()
     try:
         ticket = Ticket.from_environment(os.environ)
         if ticket is None:
@@ -212,9 +212,8 @@ class HostAgent:
 
     def run(self) -> bool:
         """Serve until the agent is gone; True if it no longer needs this host."""
-        threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._tell)]
-        for thread in threads:
-            thread.start()
+        for name, run in (("requests", self._read), ("reports", self._tell)):
+            threading.Thread(target=run, name=name, daemon=True).start()
         while not self._gone.is_set():
             try:
                 request = self._requests.get(timeout=0.2)
@@ -227,7 +226,9 @@ class HostAgent:
             if request is None or request["do"] == "end":
                 break
             if request["do"] == "leftovers":  # takes its time, in which signals have to be passed on
-                threading.Thread(target=self._answer, args=(request, self._leftovers), daemon=True).start()
+                threading.Thread(
+                    target=self._answer, args=(request, self._leftovers), name="leftovers", daemon=True
+                ).start()
             else:
                 self._answer(request, self._does[request["do"]])
         return self._finished
@@ -271,6 +272,8 @@ class HostAgent:
             error = repr(failure)
         if "id" in request:
             self._send({"answer": request["id"], "value": value, "error": error})
+        elif error:  # nobody waits for an answer
+            self._send({"note": f"{request['do']}: {error}"})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -298,8 +301,8 @@ class HostAgent:
             forward = Forward(os.dup(descriptor), number, stream, self._send)
             with self._lock:
                 self._outputs[number, stream] = forward
-            threading.Thread(target=forward.run, daemon=True).start()
-        threading.Thread(target=self._watch, args=(number, handle), daemon=True).start()
+            threading.Thread(target=forward.run, name=f"output {stream} of {number}", daemon=True).start()
+        threading.Thread(target=self._watch, args=(number, handle), name=f"watch {spec.task}", daemon=True).start()
         return handle.pid
 
     def _key_of(self, told: str) -> str:

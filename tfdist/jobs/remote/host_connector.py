@@ -135,5 +135,5 @@ class HostConnector:
 def _is_known(host: str) -> bool:
     try:
         return bool(socket.getaddrinfo(host, None))
-    except OSError:
+    except (OSError, UnicodeError):  # the second: no name could be so, such as "a..b"
         return False

@@ -118,7 +118,7 @@ class HostLink:
         self._warnings: dict[int, list[str]] = {}  # by the number of the start
         self._lost = ""
         self._heard = time.monotonic()
-        self._ending = False
+        self._ending = self._is_closed = False
         self._woken = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -166,6 +166,8 @@ class HostLink:
 
     def tell(self, do: str, **values: Any) -> None:
         """Send a request without an answer; a lost host does nothing."""
+        if self._is_closed:  # its descriptors may be another connection's by now
+            return
         try:
             self._wire.send({"do": do, **values})
         except WireError:  # the thread that reads finds out, and says why
@@ -236,14 +238,14 @@ class HostLink:
             self.report = HostReport(**first)
             self._heard = time.monotonic()
             self._changed.notify_all()
-        beat = threading.Thread(target=self._beat, daemon=True)
+        beat = threading.Thread(target=self._beat, name=f"beat to {self.host.name}", daemon=True)
         self._threads.append(beat)
         beat.start()
         while (message := self._wire.receive()) is not None:
             self._heard = time.monotonic()
             try:
                 self._take(message)
-            except (LookupError, TypeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - this thread alone can tell the others that the host is lost
                 self.connection.note(f"it said what cannot be ({error!r})")
                 self.connection.cut()
                 break
@@ -328,6 +330,7 @@ class HostLink:
             for thread in self._threads:
                 thread.join(seconds)
             self.connection.cut()
+        self._is_closed = True
         self.connection.close()
 
 

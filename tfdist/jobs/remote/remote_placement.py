@@ -308,11 +308,22 @@ def _shown(versions: Mapping[str, str]) -> str:
 
 
 def _at_once(calls: Sequence[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    """Make all calls, each in a thread of its own; once all have ended, raise the first error."""
+    errors: list[Exception] = []
+
+    def make(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=make, args=(call,), name="host", daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:  # which look whether a signal has come, and start processes
         join_heeding_signals(thread)
+    if errors:
+        raise errors[0]
 
 
 class Reserving:
@@ -354,7 +365,7 @@ class RemoteStatus:
         said = self._links[worker].status(self._number, worker, self._asked)
         if self._table is not None:
             self._table.show(worker, self._links[worker].shown(self._number, worker))
-        # how long it has waited in reserve is nothing that it did
+        # the time in reserve does not count as a lack of progress
         return replace(said, changed=max(said.changed, self._took_over)) if self._took_over else said
 
     def new_warnings(self) -> list[str]:

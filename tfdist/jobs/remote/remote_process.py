@@ -91,7 +91,7 @@ class _Stream:
         self._told = {"handle": number, "stream": stream}
         self._link = link
         self._data: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True).start()
+        threading.Thread(target=self._run, name=f"output {stream} of {number}", daemon=True).start()
 
     def put(self, data: bytes) -> None:
         self._data.put(data)

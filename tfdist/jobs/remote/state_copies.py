@@ -29,6 +29,7 @@ _CLOSE_SECONDS = 1.0  # it may wait for a host that is gone; then it ends by its
 _LOOK_SECONDS = 0.5
 _AGAIN_SECONDS = 1.0
 _SLOW_SECONDS = 10.0  # an acceptable amount of training to repeat
+_TURN_SECONDS = 0.05  # for a state that cannot be read now to be replaced, or to be readable
 _PIECE = 256 << 10  # bytes that are sent at once: the granularity of the bound
 
 
@@ -264,6 +265,7 @@ class Sender:
                 begun = time.monotonic()
                 size = self._send(wire, training, state[0])
                 if size is None:
+                    self._closed.wait(_TURN_SECONDS)
                     self.look()
                     continue
                 sent[training] = state
@@ -291,7 +293,7 @@ class Sender:
             self._tell(text)
 
     def _send(self, wire: Wire, training: str, name: str) -> int | None:
-        """Send a state; return its size, or None if it was replaced."""
+        """Send a state; return its size, or None if it was replaced or cannot be read now."""
         try:
             with opened(place(self._states, training) / name) as files:
                 wire.send({"copy": [training, name], "files": [[file, size] for file, _, size in files]})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: evictions of a job
 MOST = 3
-#: of a step, the part that must be won when a standby takes the place
+#: the least part of a step that a standby must win
 LEAST_WON = 0.2
 
 

@@ -17,9 +17,9 @@ from tfdist.monitor.watch.snapshot import Snapshot
 from tfdist.waiting import Flag
 
 LOOK_SECONDS = 1.0
-#: that exporters have at the end
+#: the time that exporters have at the end
 END_SECONDS = 15.0
-#: of the time, the part that looks may take
+#: the share of the time that looks may take
 _SHARE = 1 / 30
 #: updates that wait for a slow or a dead server; then the oldest ones are left out
 MOST = 64

@@ -20,7 +20,7 @@ from tfdist.monitor.watch.snapshot import WorkerView
 DEFAULT = "mlruns"
 EXPERIMENT = "tfdist"
 _MOST_PARAMETERS, _LONGEST_PARAMETER, _MOST_METRICS = 100, 500, 1000
-# of the process that exports, and that alone: a server that does not answer is tried again later by tfdist
+# set in the exporting process alone: tfdist itself tries a server that does not answer again later
 OWN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_ALLOW_FILE_STORE": "true"}
 
 

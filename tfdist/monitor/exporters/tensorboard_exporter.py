@@ -24,7 +24,7 @@ from tfdist.monitor.watch.snapshot import sentence
 
 DEFAULT = KINDS["tensorboard"].default
 _BINS = 30
-# that every step has: their curves have all points, where a part lasts no time too
+# every step has these parts, so their curves have all points, even if a part takes no time
 _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.UPDATE)
 
 
@@ -69,7 +69,7 @@ def of_steps(point: Point, place: int) -> list[Any]:
     steps, found = point.steps, []
     for part in Part:
         seconds = steps.parts[:, place, part]
-        # of all workers: so that each has the same curves
+        # looks at all workers, so that each has the same curves
         if steps.parts[:, :, part].any() or (steps.is_divided and part in _ALWAYS):
             found += [
                 scalar(f"step_seconds/{part.label}", seconds.mean()),

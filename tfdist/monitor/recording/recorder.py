@@ -29,14 +29,14 @@ FLUSH_SECONDS = 0.5
 MOST_STEPS = 512
 # steps of which a device's stamps are waited for
 _MOST_HELD = 4 * MOST_STEPS
-# by how much the wall clock, of which the stamps are, may be set between two looks before they are not believed
+# stamps have wall-clock time; if the clock is set by more than this between two looks, they are not used
 _CLOCK_SET_NS = 1_000_000
 
-# what the reading of two clocks may take, and how often it is tried
+# the longest reading of two clocks that is accepted, and the number of attempts
 _CLOCK_NS, _READINGS = 5_000, 10
 
 _FIRST, _EXECUTE = STAMPS[0], int(Column.EXECUTE)
-# what each step writes: enums look members up slowly
+# the columns that each step writes, as integers: enums look members up slowly
 _STEP, _KIND, _BEGIN, _END = (int(one) for one in (Column.STEP, Column.KIND, Column.BEGIN, Column.END))
 _IS_FIRST, _SAVING, _AGREED = (int(one) for one in (Column.IS_FIRST, Column.SAVING, Column.AGREED))
 _COMPUTED, _FORWARDS = int(Column.COMPUTED), int(Column.FORWARDS)
@@ -92,7 +92,7 @@ class Recorder(StepObserver):
         self._stamps: ReadStamps | None = None
         self._seen = 0  # rows of stamps
         self._left = np.zeros([0, len(STAMPS)], np.int64)  # stamps of a step that has not ended
-        # of a device, which does later what the host has handed out: the steps that it has come to, and the last end
+        # a device runs behind the host: whether stamps are from one, how far it has come, and when its last step ended
         self._of_device, self._reached, self._last_end = False, 0, 0
         self._steps: deque[_Step] = deque()
         self._writing = threading.Lock()

@@ -24,7 +24,7 @@ class Column(IntEnum):
     IS_FIRST = 6  # of an epoch, or after a step that is not in the ring: what lies before it is no time of a step
     SAVING = 7  # how long a checkpoint was written before it
     AGREED = 8  # how long workers agreed on something before it, as on what a callback has set: a wait for the last one
-    # how long it was in each of the host's phases
+    # the time in each of the host's phases
     CALLBACKS = 9
     DISPATCH = 10
     INPUT = 11
@@ -51,7 +51,7 @@ class Column(IntEnum):
     REDUCTIONS = 25 + 4 * CHIEF_WORKERS  # how many of the pairs below are there
     ARRIVALS = 26 + 4 * CHIEF_WORKERS  # when this worker came to each, and
     COMPLETIONS = 26 + 4 * CHIEF_WORKERS + BUCKETS  # when its sum was there
-    # of what this worker has of the reduced gradient, the bits of a float64
+    # the norm of this worker's part of the reduced gradient, as the bits of a float64
     GRADIENT_NORM = 26 + 4 * CHIEF_WORKERS + 2 * BUCKETS
 
 

@@ -122,7 +122,7 @@ def apart(waits: Mapping[str, str]) -> str:
     return "; ".join(pieces)
 
 
-#: at which a process writes its stacks; `jobs.process.script_worker` listens to the same
+#: the signal at which a process writes its stacks; `jobs.process.script_worker` registers the same
 SIGNAL = signal.SIGRTMIN + 11
 _LOOK_SECONDS = 0.01
 _MAIN = "Current thread"

@@ -32,10 +32,10 @@ NORMS, NORMS_BEFORE, EXPLODED = 3, 10, 10.0
 INPUT_STEPS, STARVED = 50, 0.5
 #: looks at a process's memory, and seconds between the first and the last of them
 LOOKS, GROWING_SECONDS = 32, 300.0
-#: by how much memory grows at least: bytes, and a part of what it was
+#: the least growth of memory for an alert: in bytes, and as a part of what it was
 GROWN_BYTES, GROWN = 64 << 20, 0.1
 
-# of normal numbers, the standard deviation over the median distance from the median
+# for normal numbers: the standard deviation over the median distance from the median
 _ROBUST = 1.4826
 #: seconds for which an alert must not have been raised before it is told again
 AGAIN_SECONDS = 60.0

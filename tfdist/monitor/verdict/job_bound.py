@@ -17,15 +17,15 @@ from tfdist.monitor.verdict.step_parts import COMPUTING, Part, Timeline, of_work
 
 #: steps that a verdict needs, and the last ones that it looks at
 FEWEST, MOST = 20, 1000
-#: of the steps, the part that is looked at: the shorter ones
+#: the share of the steps that is looked at: the shorter ones
 CALM = 0.5
-#: of the waiting, the part that a cause has to explain
+#: the share of the waiting that a cause has to explain
 EXPLAINED = 0.8
-#: of a step, the part that waiting for one worker takes before it is named
+#: the share of a step that the others must wait for a worker before it is named
 LEAST_WAIT = 0.05
-#: of the steps, the part in which a worker comes last before it is named
+#: the share of the steps in which a worker must come last before it is named
 LEAST_OFTEN = 0.6
-#: of a step, the part that something other than computation takes before the job is bound by it
+#: the share of a step that an activity other than computation must take before the job is bound by it
 LEAST_PART = 0.15
 
 

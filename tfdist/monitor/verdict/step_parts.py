@@ -15,7 +15,7 @@ import numpy as np
 
 from tfdist.monitor.recording.rows import BUCKETS, CHIEF_WORKERS, LEAST_NORM, WIDTH, Column
 
-#: by which part of themselves both passes are longer where a processor is slow, and how alike the two are at least
+#: a processor is slow if both passes are longer by this share of themselves, and by shares of this ratio, at least
 LEAST_LONGER, ALIKE = 0.05, 0.5
 
 
@@ -150,7 +150,7 @@ def _divided(
     parts = np.zeros([*between.shape, len(Part)], np.float64)
     has_stamps = of(Column.GRAPH_BEGIN) > 0
     begin, end = of(Column.GRAPH_BEGIN), of(Column.GRAPH_END)
-    # what was not seen has no length: there was no loss, or the reduction stood in a condition
+    # a part that was not seen has no length: there was no loss, or the reduction stood in a condition
     forward = np.maximum(of(Column.FORWARD), begin)
     gradients = np.maximum(of(Column.GRADIENTS), forward)
     reduced = np.clip(of(Column.REDUCED), gradients, np.maximum(end, gradients))

@@ -16,7 +16,7 @@ SLOW_STEPS, DEVIATIONS = 20, 3.5
 #: and so that the others wait for this part of their steps
 WAITED = 0.05
 
-# of normal numbers, the standard deviation over the median distance from the median of the smaller half
+# for normal numbers: the standard deviation over the median distance from the median, in the smaller half
 _ROBUST_HALF = 2.5
 
 
@@ -93,7 +93,7 @@ class Staying:
             if not one.goes_on:
                 continue
             before = self._slow.get(one.worker)
-            # what lies between two looks, where steps are many, is taken for what lies before and after
+            # steps between two looks, if there are many, are taken to be like those before and after
             if before is not None and (one.first <= before.last + 1 or one.first == known_from):
                 steps = before.steps + (one.last - before.last)
                 one = replace(one, first=before.first, began=before.began, steps=steps)

@@ -32,7 +32,7 @@ def _is_parts(value: Any) -> bool:
     )
 
 
-#: what is read of an event, and what it must be where it is there
+#: the keys of an event that are read, each with a check of its value; all but the first two may be missing
 _KEYS: Mapping[str, Callable[[Any], bool]] = {
     "event": lambda value: isinstance(value, str),
     "job": lambda value: isinstance(value, str),

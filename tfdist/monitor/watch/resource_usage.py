@@ -16,7 +16,7 @@ import psutil
 _BY_POWER = 0x04 | 0x80
 #: heat, by software and by hardware
 _BY_HEAT = 0x20 | 0x40
-#: of all links of a device
+#: NVML's number for all links of a device together
 _ALL_LINKS = 0xFFFFFFFF
 
 

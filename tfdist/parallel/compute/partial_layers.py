@@ -224,7 +224,7 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
     return keras.ops.cast(found_rows, layer.compute_dtype)
 
 
-#: how layers of a class compute
+#: the function that computes with a part of a layer, by the layer's class
 CALLS: dict[Any, Callable[..., Any]] = {
     keras.layers.Dense: _dense,
     keras.layers.EinsumDense: _einsum_dense,

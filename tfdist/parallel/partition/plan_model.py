@@ -17,7 +17,7 @@ from tfdist.planner.layer_profile import Profile, read
 from tfdist.planner.planner_link import Link
 from tfdist.planner.stage_cost import Setting
 
-#: between hosts where nothing is said: 10 Gbit/s and 50 us
+#: the link between hosts if none is given: 10 Gbit/s and 50 us
 DEFAULT_LINK = Link(latency_seconds=5e-5, bytes_per_second=1.25e9, is_direct=True)
 
 

@@ -14,7 +14,7 @@ from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import ConfigError, UnsupportedError
 
-#: to send an element takes about as long as so many multiplications and additions
+#: the number of multiplications and additions that take about as long as sending one element
 _SENT = 40.0
 #: how a model is divided: "auto", the names of the layers that begin the parts 2, 3, ..., or a function that returns
 #: these, given the model and the number of parts
@@ -139,7 +139,7 @@ class Division:
         self.graph = graph_of(model)
         flat = nested_models.flattened(self.graph)
         self.calls, self.outputs = flat.calls, flat.outputs
-        #: what compares rows of a batch, see `whole_batches.comparing_call`; None until it is looked for
+        #: the call that compares rows of a batch, see `whole_batches.comparing_call`; None until it is looked for
         self.comparing: str | None = None
         self.parts = parts
         beginnings = beginnings_of(model, self.calls, parts, stages)

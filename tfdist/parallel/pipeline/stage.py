@@ -449,7 +449,7 @@ class StageStep:
             value = made[number] if made else tf.zeros(shape, specs[0].dtype)
             value = tf.ensure_shape(value, shape)
             if self._pipe.stages > 1:
-                # by a key of its own: replicas have other numbers of rows, and so would have other signatures
+                # under its own key: replicas may have different numbers of rows, and so different signatures
                 key = f"predicted output {number}"
                 value = self._pipe.between.broadcast(value, key=key, root=self._pipe.stages - 1)
             outputs.append(value)

@@ -37,7 +37,7 @@ class StageLayout(PartLayout):
         self.mesh_axes = axes
         #: the stages that have it, in rising order; None until the model is cut
         self.holders: tuple[int, ...] | None = None
-        #: of this process, where it lies; None: where all that the process has lies
+        #: the device on which this process has it; None: the one on which the process has everything
         self.device: str | None = None
         self._along = along
         self._is_first_replica = is_first_replica
@@ -172,7 +172,7 @@ class SlotLayout(PartLayout):
     def __init__(self, weight: StageLayout, replicas: TracedCollective) -> None:
         super().__init__(weight.shape, weight.path)
         self.mesh_axes = weight.mesh_axes
-        #: of a process that has the weight
+        #: the elements of this replica, in a process that has the weight
         self.stretch = Stretch(weight.held_shape, replicas.rank, replicas.size)
         self._weight = weight
         self._replicas = replicas

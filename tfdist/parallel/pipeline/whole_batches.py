@@ -175,7 +175,7 @@ def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:
     def total(begin: int, end: int) -> np.ndarray:
         rows = [tf.nest.map_structure(lambda leaf: tf.constant(leaf[begin:end]), one) for one in (y_true, y_pred)]
         values = keras_loss.parts(loss, rows[0], rows[1], None).values
-        # of one number the user says what it is
+        # the user says what a loss of a single number is
         return np.asarray([float(tf.reduce_sum(values)) if values.shape.rank else 0.0])
 
     try:

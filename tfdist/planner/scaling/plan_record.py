@@ -19,9 +19,9 @@ from tfdist.storage.files import write_whole
 KIND = "record of planning"
 VERSION = 1
 FOLDER = "plan"
-#: where nothing has been measured, a step is said to be within this part of its prediction
+#: without measurements, a step is stated to be within this share of its prediction
 UNKNOWN = 0.2
-#: with fewer pairs no interval is made of them
+#: the least number of pairs from which an interval is made
 FEWEST = 5
 _MOST = 500  # pairs, and expectations, that are kept
 _TAIL = 0.1

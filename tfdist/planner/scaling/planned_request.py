@@ -19,7 +19,7 @@ from tfdist.planner.scaling.job_steps import EXACT, METHODS, Surroundings
 from tfdist.planner.scaling.plan_record import Calibration, Record
 from tfdist.planner.scaling.scaling_report import Request, ScalingReport, numbers_of, plan_scaling
 
-#: of a worker's step, where nothing was measured and nothing is said
+#: the noise of a worker's step if none was measured or given
 ASSUMED_NOISE = 0.03
 _ASSUMED_DISK = 1e9
 _ASSUMED_CODEC = 1e-4, 1e-9

@@ -57,7 +57,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._bytes = b""
+        self._bytes = bytearray()  # a large message comes in a thousand pieces
 
     def put(self, data: bytes) -> list[Any]:
         """Add bytes; return the messages that are complete."""
@@ -68,5 +68,5 @@ class Mailbox:
             if len(self._bytes) < end:
                 break
             messages.append(json.loads(self._bytes[_LENGTH.size : end]))
-            self._bytes = self._bytes[end:]
+            del self._bytes[:end]
         return messages

@@ -24,7 +24,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool requests the stacks of silent workers
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(requests, waiting), daemon=True).start()
+    threading.Thread(target=_receive, args=(requests, waiting), name="requests", daemon=True).start()
     while True:
         pool_channel.write(replies, _answer(waiting.get()))
 

@@ -133,7 +133,7 @@ class _Worker:
         except OSError as error:
             self.connection.close()
             raise TfdistError(f"no process can be started ({error}). Free memory or processes.") from error
-        self._thread = threading.Thread(target=serve, args=(self,), daemon=True)
+        self._thread = threading.Thread(target=serve, args=(self,), name="tfdist-task-pool", daemon=True)
         self._thread.start()
 
     def end(self, *, at_once: bool) -> None:

@@ -20,7 +20,7 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     sys.path[:] = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the process that started this one
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, waiting), daemon=True).start()
+    threading.Thread(target=_receive, args=(connection, waiting), name="tasks", daemon=True).start()
     while True:
         connection.send_bytes(_answer(waiting.get()))
 

@@ -1,7 +1,7 @@
 """A pool of worker processes that run the same function together, under a deadline.
 
 Processes are started when the first call needs them and kept for the next. If a worker ends during a call, or does not
-answer in time, all are ended; the next call starts new ones.
+answer in time, or the call is interrupted, all are ended; the next call starts new ones.
 
 Example:
     >>> with WorkerPool(lambda: [dict(os.environ)] * 2) as pool:      # doctest: +SKIP
@@ -130,10 +130,14 @@ class WorkerPool:
         with self._calling:
             started = time.monotonic()
             self._start()
-            for process in self._processes:
-                with contextlib.suppress(BrokenPipeError):  # it has ended since the last call: seen as such below
-                    pool_channel.write(process.requests, {"target": target, "arguments": dict(arguments)})
-            answers = _collect(self._processes, started, started + timeout_seconds)
+            try:
+                for process in self._processes:
+                    with contextlib.suppress(BrokenPipeError):  # it has ended since the last call: seen as such below
+                        pool_channel.write(process.requests, {"target": target, "arguments": dict(arguments)})
+                answers = _collect(self._processes, started, started + timeout_seconds)
+            except BaseException:  # the next call would take late answers to this one for its own
+                self.end()
+                raise
             replies = _replies(self._processes, answers, time.monotonic() - started)
             if any(reply.status in ("exited", "silent") for reply in replies):
                 self.end()

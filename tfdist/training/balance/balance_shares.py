@@ -96,11 +96,11 @@ class BalanceShares(keras.callbacks.Callback):
             if workers is not None and len(getattr(strategy, "shares", ())) > 1:
                 self._tell(f"{type(strategy).__name__} has its replicas in one process, which measures one of them")
             return
-        if (reason := _why_not(self.model, strategy)) is not None:
-            self._tell(reason)
-            return
         fit = keras_epochs.running_fit(self.model)
         batch = None if fit is None else fit.batch_size
+        if (reason := _why_not(self.model, strategy, batch)) is not None:
+            self._tell(reason)
+            return
         self._most = self._caps(workers.count, batch)
         each = strategy.share.count
         self._is_known = batch is not None and batch <= MOST_ROWS
@@ -301,8 +301,8 @@ def _waits(begins: Sequence[float], batches: Any) -> float:
     return float(np.median(batches[seen] - np.asarray(begins)[place[seen]])) if seen.any() else 0.0
 
 
-def _why_not(model: keras.Model, strategy: Any) -> str | None:
-    """Return the reason why computing cannot be told from waiting, or None."""
+def _why_not(model: keras.Model, strategy: Any, batch: int | None) -> str | None:
+    """Return the reason why rows cannot move, or computing cannot be told from waiting; else None."""
     if strategy.share.process_count != strategy.workers.count or getattr(strategy, "cuts_weights", False):
         return f"the workers of {type(strategy).__name__} wait for each other in the middle of a step"
     if getattr(strategy, "apart", None) is not None:
@@ -310,4 +310,6 @@ def _why_not(model: keras.Model, strategy: Any) -> str | None:
     waiting = [one.name for one in keras_trainer.layers(model) if getattr(one, "synchronized", False)]
     if waiting:
         return f"the layer {waiting[0]!r} waits for other workers in the middle of a step (synchronized=True)"
+    if batch is not None and batch < strategy.workers.count:
+        return f"a batch has {validation.counted(batch, 'row')}, fewer than one for each worker"
     return None

@@ -79,7 +79,7 @@ class Chief:
         self.groups = groups
         self.corrects_rate = corrects_rate
         self.when_built = when_built
-        #: of all gradients that were applied
+        #: the staleness of all gradients that were applied
         self.staleness = Distribution()
         #: parts that came too late, see ``backup_workers``
         self.dropped = Dropped()

@@ -140,7 +140,7 @@ class ToServers(reducer.GradientReducer):
         self._variables = variables
         self._codec = codec
         self._in_parts = in_parts
-        #: how each gradient travels
+        #: the way in which each gradient travels
         self.kinds: list[transport.Kind] = []
         #: on the servers
         self.tensors: list[tf.Tensor] = []
@@ -182,7 +182,7 @@ class ToChief:
         self._results: list[tf.Tensor] = []
         self.calls: list[Call] = []
         self.notes: list[Note] = []
-        #: of all calls, on the servers
+        #: the gradients of all calls, on the servers
         self.gradients: list[tf.Tensor] = []
         #: makes the logs of the sums of their numbers; None where they are the model's metrics
         self.put_logs: Callable[[list[Any]], Any] | None = None

@@ -79,7 +79,7 @@ class Computation:
         self._rules = rules
         self._held = held_by_chief(model, unseeded, rules)
         self._stand_ins: list[Any] = []  # the traced function knows them by weak references
-        #: what the function hands over, see `handover.ToChief`
+        #: the values that the function hands over, see `gradient_push.ToChief`
         self.calls: list[gradient_push.Call] = []
         self.notes: list[gradient_push.Note] = []
         self.put_logs: Callable[[list[Any]], Any] | None = None

@@ -130,7 +130,7 @@ class Scheduler:
         self._cancelled: set[int] = set()
         self._alone_since: float | None = None
         self._said: deque[str] = deque()
-        #: how often a worker was lost or given up
+        #: the number of times that a worker was lost or given up
         self.losses = 0
         self._workers = [_Worker(index) for index in range(count)]
         for worker in self._workers:

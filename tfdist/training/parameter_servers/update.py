@@ -5,6 +5,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import keras
@@ -23,43 +24,45 @@ from tfdist.training.replica import current_step, replica_optimizers
 
 
 class BoundedCalls:
-    """A runner of calls to parameter servers, which may never return: in a separate thread, with a deadline."""
+    """A runner of calls to parameter servers, which may never return: in a separate thread, with a deadline.
+
+    Each call has an answer of its own. One that comes after its caller was interrupted is nobody else's.
+    """
 
     def __init__(self, timeout_seconds: float, require_servers: Callable[[], None]) -> None:
         self._timeout_seconds = timeout_seconds
         self._require_servers = require_servers
-        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], futures.Future[Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def __call__(self, call: Callable[[], Any]) -> Any:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tfdist-apply", daemon=True)
             self._thread.start()
-        self._calls.put(call)
-        try:
-            value, error = self._answers.get(timeout=self._timeout_seconds)
-        except queue.Empty:
+        answer: futures.Future[Any] = futures.Future()
+        self._calls.put((call, answer))
+        if not futures.wait([answer], self._timeout_seconds).done:
             self._require_servers()
             raise DeadlineError(
                 f"the parameter servers have not applied a step within {self._timeout_seconds:g} s. One of them hangs "
                 "or is stopped: end it, and start the job again, which continues from its last backup."
-            ) from None
+            )
+        error = answer.exception()
         if error is not None:
             if tf_servers.is_loss(error):
                 self._require_servers()
             raise error
-        return value
+        return answer.result()
 
     def _run(self) -> None:
         tf_servers.own_executor()
         while True:
-            call = self._calls.get()
+            call, answer = self._calls.get()
             try:
-                self._answers.put((call(), None))
+                answer.set_result(call())
             except BaseException as error:  # noqa: BLE001 - the caller raises it
-                self._answers.put((None, error))
-            del call
+                answer.set_exception(error)
+            del call, answer
 
 
 _untraced = tf.autograph.experimental.do_not_convert

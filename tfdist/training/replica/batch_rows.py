@@ -21,7 +21,7 @@ from tfdist.cluster.shares import Share, Shares
 from tfdist.compat.tensorflow import sparse_rows, tf_data
 from tfdist.errors import ConfigError, UnsupportedError
 
-# what Keras calls the elements of a batch that is a tuple
+# Keras' names for the elements of a batch that is a tuple
 _PARTS = ("x", "y", "sample_weight")
 # all that a custom training loop sees of the refusal, in TensorFlow's own error
 _MARK = (
@@ -196,7 +196,7 @@ def part_of(data: Any, index: int, shares: Shares) -> tuple[tf.Tensor, Any]:
 def bounds_of(data: Any, share: Share) -> tf.Tensor:
     """Return the first row of each part of a process, and the end of the last: `Shares.bounds` in a graph."""
     if share.shares.are_equal:
-        # of all at once: each operation takes time to trace
+        # all edges at once, because each operation takes time to trace
         return rows_of(data) * np.array(share.edges, np.int32) // share.shares.edges[-1]
     return uneven_bounds(rows_of(data), np.array(share.shares.edges, np.int32))[
         share.first : share.first + share.count + 1

@@ -92,7 +92,7 @@ class Step:
     ) -> None:
         self.all_reduce = all_reduce
         self.group = replica_sums.Replicas() if group is None else group
-        #: how often the step has gathered rows, or reduced gradients, before its end
+        #: the number of times that the step has gathered rows or reduced gradients before its end
         self.meetings = 0
         self.sink = sink
         #: makes the context in which the step communicates with other replicas

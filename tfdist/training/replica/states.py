@@ -79,7 +79,7 @@ class Moved:
             if rule.verdict == "equal" and not tf.as_dtype(variable.dtype).is_floating:
                 continue  # floats are averaged, so that what rounding makes of them stays equal
             (self._chosen if rule.verdict in _CHOSEN else self._summed).append((number, variable, rule))
-        #: to be summed over replicas, with the other sums of a step
+        #: the parts to be summed over replicas, with the other sums of a step
         self.parts = [
             _part(tf.convert_to_tensor(variable.value), before.get(number), rule, current)
             for number, variable, rule in self._summed

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-#: what `+`, `-`, `*` and `/` between symbolic tensors are
+#: the operations of `+`, `-`, `*` and `/` between symbolic tensors
 ARITHMETIC = (
     *(operations.Add, operations.Subtract, operations.Multiply, operations.Divide, operations.TrueDivide),
     *(keras.layers.Add, keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average),
@@ -56,7 +56,7 @@ class Call:
         """Return the arguments of the operation, given the values of its tensors by their identity."""
         if self.node is None:
             return tuple(values[id(one)] for one in self.takes), {}
-        # in a nested model others stand for the tensors of the node
+        # in a nested model, other tensors stand for those of the node
         own = {id(own): values.get(id(one)) for own, one in zip(self.node.input_tensors, self.takes, strict=True)}
         arguments, named = self.node.arguments.fill_in(own)
         return arguments, named

@@ -154,7 +154,7 @@ class PipelineReplicas(ModelParallelReplicas):
     ) -> None:
         self._staged = staged
         self._shards_slots_of = shards_slots_of
-        # in the order of their creation, which is the same on all processes
+        # variables in the order of their creation, which is the same in all processes
         self._variables: list[weakref.ref[StagedVariable]] = []
         super().__init__(container_strategy, **options)
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.compat.tensorflow import sparse_rows
 
-#: in the names of what was reduced
+#: a part of the names of reduced gradients
 REDUCED = "tfdist_reduced_gradient"
 _OF_TAPE = re.compile(r"(^|/)gradient_tape/")
 _OF_FUNCTION = re.compile(r"(^|/)gradients(_\d+)?/")

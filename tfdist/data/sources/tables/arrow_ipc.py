@@ -13,7 +13,7 @@ from tfdist.data.sources.protocol import Options, examples_per_block
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, CorruptDataError
 
-#: of a folder that `save_to_disk` of Hugging Face's datasets wrote
+#: the file by which a folder of `save_to_disk` of Hugging Face's datasets is recognized
 STATE = "state.json"
 # begins each message of a stream, and with four zeros ends it; without them, Arrow reads a stream that was cut as whole
 _MESSAGE = b"\xff\xff\xff\xff"

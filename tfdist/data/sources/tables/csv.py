@@ -28,7 +28,7 @@ from tfdist.errors import ConfigError
 _WHOLE = r"^\s*[+-]?[0-9]+\s*$"
 _PADDED = r"^\s*[+-]?0[0-9xX]"  # "007", "0x1f": a number would lose its first digits
 _EXACT = 1 << 53  # whole numbers that every float64 holds
-# as pyarrow has them, without those that spell a float: "nan" is a value
+# pyarrow's list, without those that spell a float: "nan" is a value
 _NULLS = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "null", "n/a"]
 _TOLD = f"Types follow from the first {BLOCK_BYTES >> 20} MiB of the file"
 

@@ -78,7 +78,7 @@ class _Following:
         self._heeded = 0
 
     def run(self) -> int:
-        watcher = threading.Thread(target=self._watch, daemon=True)
+        watcher = threading.Thread(target=self._watch, name="pods", daemon=True)
         watcher.start()
         begun = looked = time.monotonic()
         try:
@@ -139,7 +139,7 @@ class _Following:
             self._pods[index] = pod
         if index == 0 and is_running(pod) and uid not in self._logs:
             name = pod["metadata"]["name"]
-            self._logs[uid] = threading.Thread(target=self._follow, args=(name, uid), daemon=True)
+            self._logs[uid] = threading.Thread(target=self._follow, args=(name, uid), name="log", daemon=True)
             self._logs[uid].start()
 
     def _follow(self, name: str, uid: str) -> None:

@@ -104,7 +104,10 @@ class Cluster:
         )
         with self._read(answer):
             for line in answer:
-                event = json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # a server or a proxy has ended the watch within a line
+                    return
                 if event["type"] == "ERROR" or ended():  # the requested version is too old
                     return
                 changed("gone" if event["type"] == "DELETED" else "there", event["object"])

@@ -152,7 +152,7 @@ class _Driver(StartedAgents):
         self._ended: dict[str, str] = {}
         self._agents: frozenset[str] = frozenset()  # addresses
         self._gone = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._read, name="driver of Ray", daemon=True)
         self._reader.start()
 
     @property

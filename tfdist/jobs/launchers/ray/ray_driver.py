@@ -53,7 +53,7 @@ def main() -> None:
         time.sleep(_END_SECONDS)
         os._exit(1)  # Ray waits for something
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read, name="requests", daemon=True).start()
     with contextlib.suppress(WireError):
         wire.begin()
         driver = Driver(wire, gone)
@@ -170,8 +170,9 @@ class Driver:
             serving = self._actors[addresses.index(address)]
             held[serving.serve.remote(python, arguments, variables, along)] = address
         self._watches = [one for one in self._watches if one.is_alive()]
-        self._watches.append(threading.Thread(target=self._watch, args=(held, self._round, call), daemon=True))
-        self._watches[-1].start()
+        watch = threading.Thread(target=self._watch, args=(held, self._round, call), name="ends of agents", daemon=True)
+        self._watches.append(watch)
+        watch.start()
 
     def _watch(self, held: dict[Any, str], number: int, call: tuple[str, str] | None) -> None:
         import ray
