@@ -85,9 +85,10 @@ class Input:
         """Return the arrays that belong to `state`."""
         return self._random.arrays() if self._reading is None else {}
 
-    def remember(self) -> None:
-        """Note what the script has made so far, before a backup is restored."""
+    def remember(self) -> int:
+        """Note the random states of the script, before those of a backup take their place; return their digest."""
         self._random.remember()
+        return self._random.digest()
 
     def epoch_begins(self) -> None:
         """Note that the first step of an epoch is about to take its batch."""

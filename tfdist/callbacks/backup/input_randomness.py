@@ -5,6 +5,7 @@ has their states at the beginning of the epoch that is running, and at the calls
 drawn. Replayed from these, the input draws what it drew, and epochs need not be read for it.
 """
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -77,6 +78,11 @@ class InputRandomness:
     def remember(self) -> None:
         """Note the states of the script, before those of a backup take their place."""
         self._first = random_states.capture()
+
+    def digest(self) -> int:
+        """Return a number that differs between workers if what they remember does."""
+        states = [self._first[name].tobytes() for name in sorted(random_states.of_python())]
+        return int(hashlib.sha256(b"".join(states)).hexdigest()[:15], 16)
 
     def move_to(self, arrays: Mapping[str, NDArray[Any]], *, reading_matters: bool) -> None:
         """Let the replay that follows draw what was drawn."""

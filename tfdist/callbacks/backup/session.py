@@ -21,6 +21,7 @@ from tfdist.callbacks.backup.train_state import TrainState, scalars
 from tfdist.checkpoint.background_writer import Writer, finish_saves
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras.epochs import Fit
@@ -117,12 +118,15 @@ class BackupSession(keras.callbacks.Callback):
             self._found = replace(self._found, arrays={**self._found.arrays, **wholes}, shards=rest)
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
+        self._is_resumed = self._found is not None  # and no step was seen since
         if step_clock().reporter is not None:
             keras_trainer.watch_steps(
                 model,
                 lambda kind: step_clock().step(Kind(kind), Phase.UNDIVIDED),
                 lambda: step_clock().enter(Phase.PYTHON),
             )
+        elif self._is_resumed:
+            keras_trainer.watch_steps(model, lambda kind: contextlib.nullcontext(), lambda: None)
 
     # Restoring
 
@@ -136,7 +140,13 @@ class BackupSession(keras.callbacks.Callback):
             return
         faults.at("restore", self._found.state["steps"])
         state = self._found.state
-        self._input.remember()
+        digests = self._workers.gather([self._input.remember()])
+        if self._workers.is_chief and random_states.global_seed() is not None and (digests != digests[0]).any():
+            _logger.warning(
+                "When fit began, workers had different states of numpy.random or random. A backup has the chief's "
+                "alone, so from now on all draw the same numbers. Where they should differ, draw from a "
+                "numpy.random.default_rng([seed, worker, epoch, step]) of your own."
+            )
         self._restore(self._found, tell=True)
         self._state.restore_random(self._found.arrays)
         self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
@@ -229,6 +239,8 @@ class BackupSession(keras.callbacks.Callback):
         self._undo()
         self._undo = lambda: None
         step_clock().end_paused()
+        if self._is_resumed:
+            self._tell_of_draws()
         self._at = self._input.place(epoch=self._epoch, step=batch + 1)
         self._logs = logs if logs is not None else {}
         reporter = step_clock().reporter
@@ -241,6 +253,18 @@ class BackupSession(keras.callbacks.Callback):
         in_memory = self._memory is not None and self._memory.is_due(self._number)
         if on_disk or in_memory:
             self._submit(self._capture(), on_disk=on_disk)
+
+    def _tell_of_draws(self) -> None:
+        """Warn once if the step draws random numbers that begin anew in each process."""
+        self._is_resumed = False
+        found = keras_trainer.seeded_draws(self.model) if self._workers.is_chief else []
+        if found:
+            _logger.warning(
+                "The step draws random numbers with tf.random (%s). Their sequence begins anew in each process, so the "
+                "resumed training has others than it would have had. Use keras.random with a "
+                "keras.random.SeedGenerator that is an attribute of the layer: a backup has its state.",
+                ", ".join(found),
+            )
 
     def before_validation(self) -> None:
         """Capture the state for the case that the process ends during validation, which resets metrics."""
