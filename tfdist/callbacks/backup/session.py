@@ -99,6 +99,7 @@ class BackupSession(keras.callbacks.Callback):
         self._logs: dict[str, float] = {}
         self._in_validation: Any = None
         self._in_epoch = False  # whether callbacks have begun the epoch
+        self._random: dict[str, Any] = {}  # states of TensorFlow and Keras, when the epoch was entered
         self._at = Place(epoch=fit.initial_epoch, step=0, taken=0, since=0)
         self._found = candidates.newest(
             [(name, store) for name, store in (("memory", memory), ("another host's memory", copies)) if store],
@@ -204,6 +205,8 @@ class BackupSession(keras.callbacks.Callback):
         if state["step"] and (counts := state.get(state_parts.COUNTS)) is not None and local is not None:
             keras_trainer.note_logs(self.model, are_metrics=are_metrics)
             self._shards.restore(counts, found.shards, source=found.source, only=metrics_of(self.model))
+        of_python = random_states.of_python()
+        self._random = {name: one for name, one in random_states.capture().items() if name not in of_python}
         self._input.move_to(state, found.arrays)
         if state["stop_training"]:
             self._input.nothing_left()
@@ -214,8 +217,10 @@ class BackupSession(keras.callbacks.Callback):
             )
 
     def settle(self) -> None:
-        """Forget what was found: the input has been replayed by now."""
-        self._found = None
+        """Restore random states once more, as the input has been made by now; it looks after those of Python itself."""
+        if self._found is not None:
+            random_states.restore(self._random)
+            self._found = None
 
     # Saving
 
