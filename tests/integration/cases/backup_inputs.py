@@ -77,7 +77,6 @@ def _read(folder):
 
 VALIDATIONS = {
     "shuffled": lambda folder: rows().shuffle(12, seed=5).batch(BATCH),
-    "a generator": lambda folder: endless(),
     "read": lambda folder: read(folder / "data", global_batch_size=BATCH, seed=5, label="y").map(
         lambda x, y: (2 * x, y)
     ),
@@ -122,7 +121,7 @@ def goes_on(place, given, validation=lambda: None, *, draws=True):
             return None
 
     expected = of_model("never")
-    for stop in ((1, 2), (2, 3)):
+    for stop in ((1, 2), (2, 1)):
         assert of_model("again", stop) is None
     np.testing.assert_equal(of_model("again"), expected, str(place))
 
@@ -144,7 +143,6 @@ def another_fit(folder):
     inputs = {
         "shuffled": lambda: {"x": rows().shuffle(12, seed=3).batch(BATCH)},
         "read": lambda: {"x": _read(folder)},
-        "a generator": lambda: {"x": endless(), "steps_per_epoch": 5},
     }
     for name, made in inputs.items():
 

@@ -50,13 +50,14 @@ class InputRandomness:
         """Call a method of a `PyDataset`, which may draw."""
         number, self._calls = self._calls, self._calls + 1
         if self._is_replayed:
-            random_states.restore(self._at_calls.get(number, {}))
+            random_states.restore(self._at_calls.get(number) or {})
         elif self._has_calls and not _same(now := random_states.of_python(), self._left):
             self._at_calls[number] = now
         if begins and self._is_early:
             if self._is_entered:
                 random_states.restore(self._begin)
-            self._begin = random_states.of_python()
+            elif not self._is_replayed:
+                self._begin = random_states.of_python()
         if not begins and not self._is_replayed:
             self.reading_matters |= self._own is not None and _own_states(self._source) != self._own
         method()
@@ -70,7 +71,8 @@ class InputRandomness:
 
     def arrays(self) -> _States:
         """Return what a backup needs, by name."""
-        states = {_BEGIN: self._begin, **self._at_calls}
+        states: dict[str, _States] = {_BEGIN: self._begin}
+        states.update((str(number), found) for number, found in self._at_calls.items())
         return {f"{INPUT}/{key}/{name}": array for key, found in states.items() for name, array in found.items()}
 
     # When training resumes
