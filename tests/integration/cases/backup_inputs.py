@@ -72,7 +72,7 @@ INPUTS = {
 
 
 def _read(folder):
-    return read(folder / "data", global_batch_size=BATCH, seed=5, label="y")
+    return read(folder / "data", global_batch_size=BATCH, seed=5, label="y", tail="keep")
 
 
 VALIDATIONS = {
