@@ -12,7 +12,7 @@ from tfdist.callbacks import BackupAndRestore
 from tfdist.compat.tensorflow import tf_data
 from tfdist.data import read, write
 
-EPOCHS, BATCH, STEPS = 4, 2, 6
+EPOCHS, BATCH, STEPS = 3, 2, 6
 
 
 class Pictures(keras.utils.PyDataset):
@@ -45,29 +45,17 @@ def rows():
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
 
-def noisy(*, own):
-    """Batches with noise that a layer draws, or a generator of the script's in Python."""
-    rng, layer = np.random.default_rng(2), keras.layers.GaussianNoise(0.3, seed=4)
-
-    def noise(x):
-        return x + rng.normal(size=x.shape).astype("float32")
-
-    def augmented(x, y):
-        return (tf.ensure_shape(tf.numpy_function(noise, [x], tf.float32), (None, 3)) if own else layer(x, True)), y
-
-    return rows().batch(BATCH).map(augmented)
+def noisy():
+    layer = keras.layers.GaussianNoise(0.3, seed=4)
+    return rows().batch(BATCH).map(lambda x, y: (layer(x, training=True), y))
 
 
 INPUTS = {
     "shuffled by Keras": lambda: {"x": Pictures()},
-    "shuffled by itself": lambda: {"x": Pictures(), "shuffle": False},
     "with random numbers of its own": lambda: {"x": Pictures(np.random.default_rng(1)), "shuffle": False},
     "made in threads": lambda: {"x": Pictures(workers=2, max_queue_size=3)},
     "a generator": lambda: {"x": endless(), "steps_per_epoch": 5},
-    "a shuffle that is repeated": lambda: {"x": rows().shuffle(12, seed=3).repeat(2).batch(2 * BATCH)},
-    "a cache behind a shuffle": lambda: {"x": rows().shuffle(12, seed=3).cache().batch(BATCH)},
-    "a layer": lambda: {"x": noisy(own=False)},
-    "a function of Python": lambda: {"x": noisy(own=True)},
+    "a layer": lambda: {"x": noisy()},
 }
 
 
@@ -77,9 +65,7 @@ def _read(folder):
 
 VALIDATIONS = {
     "shuffled": lambda folder: rows().shuffle(12, seed=5).batch(BATCH),
-    "read": lambda folder: read(folder / "data", global_batch_size=BATCH, seed=5, label="y").map(
-        lambda x, y: (2 * x, y)
-    ),
+    "read": lambda folder: _read(folder).map(lambda x, y: (2 * x, y)),
 }
 
 
@@ -109,7 +95,7 @@ def trained(model, backup, given, validation=None, *, stop=None, draws=True):
 
 
 def goes_on(place, given, validation=lambda: None, *, draws=True):
-    """Train without an end, and with two; compare."""
+    """Train without an end, and with one; compare."""
 
     def of_model(name, stop=None):
         model = begun()
@@ -121,8 +107,7 @@ def goes_on(place, given, validation=lambda: None, *, draws=True):
             return None
 
     expected = of_model("never")
-    for stop in ((1, 2), (2, 1)):
-        assert of_model("again", stop) is None
+    assert of_model("again", (1, 2)) is None
     np.testing.assert_equal(of_model("again"), expected, str(place))
 
 
