@@ -17,6 +17,7 @@ from tensorflow.python.eager import context
 from tests import private_names
 from tests.private_objects import (
     adam,
+    array_adapter,
     attention,
     callback,
     device_queues,
@@ -72,6 +73,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
             if private_names.is_private(name)
         },
         "_get_file_path": lambda: keras.callbacks.ModelCheckpoint,
+        "_set_monitor_op": lambda: keras.callbacks.EarlyStopping,
         **each("_save_model _weights_path", lambda: keras.callbacks.BackupAndRestore),
         **each("_tf_swap_variables _tf_finalize_ema_values", lambda: keras.callbacks.SwapEMAWeights),
     },
@@ -81,6 +83,11 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_num_batches _steps_seen", epoch_iterator),
         "_dataset": lambda: epoch_iterator().data_adapter,
         "_get_metrics_result_or_logs": lambda: keras.Model,
+    },
+    "keras/replayed_input.py": {
+        **each("_enumerate_iterator _get_iterator _num_batches _steps_seen", epoch_iterator),
+        "_inputs": array_adapter,
+        "_eval_epoch_iterator": lambda: keras.Model,
     },
     "keras/symbolic/graphs.py": {
         "_functional": model,
@@ -156,7 +163,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/tensor_arrays.py": {"_numpy": lambda: tf.constant(1.0)},
     "initialized.py": {"_context_handle": context.context},
     "tensorflow/tf_data.py": {
-        **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
+        **each("_functions _inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
         **each("_dataset _element_spec _flat_output_shapes _flat_output_types _iterator_resource", elements),
         "_MapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
         "_ParallelMapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),

@@ -52,6 +52,10 @@ def epoch_iterator() -> TFEpochIterator:
     return TFEpochIterator(x=data, distribute_strategy=tf.distribute.get_strategy())
 
 
+def array_adapter() -> Any:
+    return TFEpochIterator(x=X, y=Y, distribute_strategy=tf.distribute.get_strategy()).data_adapter
+
+
 @functools.cache
 def layer() -> keras.layers.Layer:
     made = keras.layers.BatchNormalization()

@@ -7,6 +7,7 @@ import pytest
 from tests.integration.forks import Forks
 
 CASES = str(Path(__file__).parent / "cases" / "backup_cases.py")
+INPUTS = str(Path(__file__).parent / "cases" / "backup_inputs.py")
 REPLICA_CASES = str(Path(__file__).parent / "cases" / "replica_cases.py")
 
 
@@ -45,3 +46,8 @@ def test_what_users_do_with_it(forking: Forks, tmp_path: Path, case: str) -> Non
 @pytest.mark.parametrize("case", ["accumulating_replicas", "another_number_of_replicas"])
 def test_what_every_replica_has_by_itself(forking: Forks, tmp_path: Path, case: str) -> None:
     assert forking.run(REPLICA_CASES, case, str(tmp_path)) == 0, forking.output[-3000:]
+
+
+@pytest.mark.parametrize("case", ["training", "validation", "another_fit"])
+def test_an_input_with_a_state_goes_on_as_it_was(forking: Forks, tmp_path: Path, case: str) -> None:
+    assert forking.run(INPUTS, case, str(tmp_path)) == 0, forking.output[-3000:]

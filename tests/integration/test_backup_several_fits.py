@@ -41,6 +41,6 @@ def test_every_fit_goes_on_from_its_own_backup_and_says_so(forking: Forks, tmp_p
     assert to_the_end("another", "moved") == expected
 
 
-@pytest.mark.parametrize("case", ["state_that_cannot_be_kept", "storage_options", "going_on"])
+@pytest.mark.parametrize("case", ["state_that_cannot_be_kept", "storage_options", "going_on", "another_script"])
 def test_what_it_says(forking: Forks, tmp_path: Path, case: str) -> None:
     assert forking.run(WORDS, case, str(tmp_path)) == 0, forking.output[-3000:]

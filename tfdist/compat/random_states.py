@@ -25,13 +25,26 @@ def global_seed() -> int | None:
 
 def capture() -> dict[str, NDArray[Any]]:
     """Return all states that exist, by name, for `restore`."""
-    states = {_PYTHON: _words(random.getstate()), _NUMPY: _of_numpy(), _KERAS: _value(_keras())}
+    states = {**of_python(), _KERAS: _value(_keras())}
     eager = _eager()
     if eager is not None:
         states[_EAGER] = _words(eager.getstate())
     if stateful_random_ops.global_generator is not None:
         states[_GENERATOR] = _value(stateful_random_ops.global_generator.state)
     return states
+
+
+def of_python() -> dict[str, NDArray[Any]]:
+    """Return the states of the generators that any Python code may draw from: that of `random`, and of NumPy."""
+    return {_PYTHON: _words(random.getstate()), _NUMPY: _of_numpy()}
+
+
+def after_shuffle(states: dict[str, NDArray[Any]], count: int) -> dict[str, NDArray[Any]]:
+    """Return these states after `random.shuffle` has shuffled so many items."""
+    generator = random.Random()
+    generator.setstate(_from_words(states[_PYTHON]))
+    generator.shuffle(list(range(count)))
+    return {**states, _PYTHON: _words(generator.getstate())}
 
 
 def restore(states: dict[str, NDArray[Any]]) -> None:

@@ -7,6 +7,7 @@ import sys
 import fsspec
 import keras
 import numpy as np
+import tensorflow as tf
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.integration.agents import says
@@ -94,6 +95,40 @@ def going_on():
     (rate, where) = said
     assert are(where, "step 0 ", "epoch 3 ", place)
     assert are(rate, "was 4 and is 12", "adam", "was 0.01 and is 0.03", "'linear'")
+
+
+def another_script():
+    """An input with another number of steps, and random numbers that no backup has, are told when training resumes."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("tfdist").addHandler(handler)
+    keras.utils.set_random_seed(1)
+
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x))
+
+    def trained(rows, *callbacks):
+        model = keras.Sequential([keras.Input((3,)), Noise(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        backup = BackupAndRestore("b", save_freq=1, asynchronous=False)
+        x = np.ones((rows, 3), "float32")
+        model.fit(x, x[:, 0], batch_size=4, verbose=0, callbacks=[backup, *callbacks])
+
+    try:
+        trained(12, Ends())
+    except KeyboardInterrupt:
+        assert said == []
+    trained(16)
+    (draws,) = (words for words in said if says(words, "tf.random", "RandomStandardNormal"))
+    (steps,) = (words for words in said if says(words, "step 2 ", "3 steps", "4 now"))
+    assert draws != steps
 
 
 if __name__ == "__main__":

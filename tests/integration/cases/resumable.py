@@ -39,6 +39,9 @@ class Spy(keras.callbacks.Callback):
         super().__init__()
         self.seen = []
 
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(f"epoch {epoch}")
+
     def on_train_batch_begin(self, batch, logs=None):
         self.seen.append(batch)
 
@@ -133,6 +136,7 @@ def main(result, backup, kind, save_freq):
         validation_batch_size=BATCH,
         callbacks=[
             spy,
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
             BackupAndRestore(backup, save_freq, asynchronous="ASYNCHRONOUS" in os.environ),
             keras.callbacks.EarlyStopping("loss", patience=3, restore_best_weights=True),
             keras.callbacks.ReduceLROnPlateau("val_loss", patience=0, factor=0.5),

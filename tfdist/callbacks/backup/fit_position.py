@@ -5,11 +5,18 @@ again, and the consumed batches are taken from it once more. If it gives the sam
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfdist.callbacks.backup.input_randomness import InputRandomness
 from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import replayed_input
 from tfdist.compat.keras.epochs import Fit
 from tfdist.compat.tensorflow import tf_data
 from tfdist.training.global_batches import CountedDataset
@@ -39,7 +46,13 @@ class Input:
         is_replayed = fit.dataset is not None and self._reading is None
         #: a dataset of tfdist is deeper inside the input, whose batches are not one to one its own
         self._is_hidden = is_replayed and any(isinstance(one, CountedDataset) for one in tf_data.sources(found))
-        self._validation = fit.validation if isinstance(fit.validation, CountedDataset) else None
+        validation = fit.validation
+        if isinstance(validation, tf.data.Dataset):
+            validation = tf_data.one_to_one_source(validation)
+        self._validation = validation if isinstance(validation, CountedDataset) else None
+        self._validations = 0  # that have ended
+        self._past_validations = 0  # of them, those of earlier processes that this one has not replayed
+        self._random = InputRandomness(fit)
 
     @property
     def global_batch(self) -> int | None:
@@ -64,34 +77,54 @@ class Input:
             found["reading"] = self._reading.state(batches=place.since or None)
         if self._validation is not None:
             found["validation"] = self._validation.state()
+        found["reading_matters"] = self._random.reading_matters
+        found["validations"], found["steps_per_epoch"] = self._validations, self._fit.steps
         return found
 
-    def move_to(self, state: dict[str, Any]) -> None:
-        """Let the next epoch, which is ``state["epoch"]``, begin after its first ``state["step"]`` steps."""
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that belong to `state`."""
+        return self._random.arrays() if self._reading is None else {}
+
+    def remember(self) -> int:
+        """Note the random states of the script, before those of a backup take their place; return their digest."""
+        self._random.remember()
+        return self._random.digest()
+
+    def epoch_begins(self) -> None:
+        """Note that the first step of an epoch is about to take its batch."""
+        self._random.epoch_begins()
+
+    def validation_begins(self, model: keras.Model) -> None:
+        """Let the validation have the examples that it would have, had this process made all validations before it."""
+        count, self._past_validations = self._past_validations, 0
+        if count and self._validation is None:
+            dataset = self._fit.validation
+            matters = isinstance(dataset, tf.data.Dataset) and tf_data.reading_matters(dataset)
+            replayed_input.replay_validations(model, count, whole=matters)
+
+    def validation_ended(self) -> None:
+        self._validations += 1
+
+    def move_to(self, state: dict[str, Any], arrays: Mapping[str, NDArray[Any]], *, is_over: bool = False) -> None:
+        """Let the next epoch, which is ``state["epoch"]``, begin after its first ``state["step"]`` steps.
+
+        With `is_over` no epoch follows in this `fit`, and the input is left as it was at the end.
+        """
+        self._validations = self._past_validations = state.get("validations", 0)
         if self._validation is not None and state.get("validation") is not None:
             self._validation.seek(state["validation"])
         epoch, step, taken = state["epoch"], state["step"], state["taken"]
         if self._reading is not None and state["reading"] is not None:
             self._reading.seek(state["reading"])
-            if step or taken:
+            if (step or taken) and not is_over:
                 consumed = state["reading"]["consumed"] == state["reading"]["examples"]
                 keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=bool(step) and consumed)
             return
-        before, now = state["global_batch"], self.global_batch
-        if step and before and now and before != now:
-            _logger.warning(
-                "The backup is from step %d of an epoch with batches of %d examples, and batches have %d now: the "
-                "epoch resumes after as many examples, rounded down to whole batches.",
-                step,
-                before,
-                now,
-            )
-            step = step * before // now
-        at_once = state.get("steps_per_execution") or self._fit.epoch_iterator.steps_per_execution
+        step = self._step_of(state)
         epochs = epoch - self._fit.initial_epoch
         if not epochs and not step:
             return
-        if random_states.global_seed() is None:
+        if random_states.global_seed() is None and not is_over:
             _logger.warning(
                 "The input is replayed up to epoch %d, step %d, and no seed is set: a shuffle without a seed gives "
                 "another order than before, so examples may be repeated or left out in this epoch. Call "
@@ -99,7 +132,47 @@ class Input:
                 epoch,
                 step,
             )
-        keras_epochs.replay(self._fit, epochs=epochs, step=step, whole=self._is_hidden, steps_at_once=at_once)
+        matters = state.get("reading_matters", False)
+        self._random.move_to(arrays, reading_matters=matters)
+        dataset = self._fit.dataset
+        whole = matters or self._is_hidden or (epochs > 0 and dataset is not None and tf_data.reading_matters(dataset))
+        if is_over:
+            replayed_input.pass_over(self._fit, self._random, epochs=epochs, whole=whole)
+            return
+        at_once = state.get("steps_per_execution") or self._fit.epoch_iterator.steps_per_execution
+        replayed_input.replay(self._fit, self._random, epochs=epochs, step=step, whole=whole, steps_at_once=at_once)
+
+    def _step_of(self, state: Mapping[str, Any]) -> int:
+        """Return the step after which the epoch resumes; warn if the script has changed, and it may be another."""
+        step: int = state["step"]
+        if (self._reading is None) != (state["reading"] is None):
+            was, now = ("with", "without") if self._reading is None else ("without", "with")
+            _logger.warning(
+                "The backup was made %s tfdist.data.read, and fit reads %s it now: what was read before is unknown. "
+                "Training resumes after step %d of epoch %d of the input that it has now.",
+                *(was, now, step, state["epoch"] + 1),
+            )
+        before, now_batch = state["global_batch"], self.global_batch
+        steps_before, steps = state.get("steps_per_epoch"), self._fit.steps
+        if step and before and now_batch and before != now_batch:
+            _logger.warning(
+                "The backup is from step %d of an epoch with batches of %d examples, and batches have %d now: the "
+                "epoch resumes after as many examples, rounded down to whole batches.",
+                step,
+                before,
+                now_batch,
+            )
+            return step * before // now_batch
+        if step and steps_before and steps and steps_before != steps:
+            _logger.warning(
+                "The backup is from step %d of an epoch of %d steps, and an epoch has %d now: the input is another, or "
+                "its batches are. The epoch resumes after as many steps of the input that it has now; to train on all "
+                "of it, resume with the former input up to the end of the epoch.",
+                step,
+                steps_before,
+                steps,
+            )
+        return step
 
     def nothing_left(self) -> None:
         """Let the next epoch have no steps."""

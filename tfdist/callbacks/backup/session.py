@@ -21,6 +21,7 @@ from tfdist.callbacks.backup.train_state import TrainState, scalars
 from tfdist.checkpoint.background_writer import Writer, finish_saves
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras.epochs import Fit
@@ -97,6 +98,8 @@ class BackupSession(keras.callbacks.Callback):
         self._epochs = 0  # ended since then; with the steps, they number the states
         self._logs: dict[str, float] = {}
         self._in_validation: Any = None
+        self._in_epoch = False  # whether callbacks have begun the epoch
+        self._random: dict[str, Any] = {}  # states of TensorFlow and Keras, when the epoch was entered
         self._at = Place(epoch=fit.initial_epoch, step=0, taken=0, since=0)
         self._found = candidates.newest(
             [(name, store) for name, store in (("memory", memory), ("another host's memory", copies)) if store],
@@ -116,12 +119,15 @@ class BackupSession(keras.callbacks.Callback):
             self._found = replace(self._found, arrays={**self._found.arrays, **wholes}, shards=rest)
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
+        self._is_resumed = self._found is not None  # and no step was seen since
         if step_clock().reporter is not None:
             keras_trainer.watch_steps(
                 model,
                 lambda kind: step_clock().step(Kind(kind), Phase.UNDIVIDED),
                 lambda: step_clock().enter(Phase.PYTHON),
             )
+        elif self._is_resumed:
+            keras_trainer.watch_steps(model, lambda kind: contextlib.nullcontext(), lambda: None)
 
     # Restoring
 
@@ -130,28 +136,20 @@ class BackupSession(keras.callbacks.Callback):
         step_clock().training_begins()
         step_clock().before_halt = self._save_now
         self._preemption.begin(self.model)
+        self._state.begin()
         if self._found is None:
             return
         faults.at("restore", self._found.state["steps"])
         state = self._found.state
-        build = functools.partial(keras_epochs.build, self.model, self._fit)
-        counts = state.get(state_parts.COUNTS)
-        in_epoch = bool(state["step"])
-        self._state.restore_model(self._found.arrays, build, has_shards=counts is not None, in_epoch=in_epoch)
-        if counts is None:
-            self._shards.tell_of_the_first(source=self._found.source)
-        else:
-            self._shards.restore(counts, self._found.shards, source=self._found.source)
-        if (local := local_steps.of(self.model)) is not None:
-            local.restored()
-        self._state.restore_callbacks(state, self._found.arrays)
-        train_state.scale_learning_rates(
-            self._rule,
-            self.model,
-            before=state["global_batch"],
-            now=self._input.global_batch,
-            tell=self._workers.is_chief,
-        )
+        digests = self._workers.gather([self._input.remember()])
+        if self._workers.is_chief and random_states.global_seed() is not None and (digests != digests[0]).any():
+            _logger.warning(
+                "When fit began, workers had different states of numpy.random or random. A backup has the chief's "
+                "alone, so from now on all draw the same numbers. Where they should differ, draw from a "
+                "numpy.random.default_rng([seed, worker, epoch, step]) of your own."
+            )
+        self._restore(self._found, tell=True)
+        self._state.restore_random(self._found.arrays)
         self._epoch, self._steps, self._epochs = state["epoch"], state["steps"], state["epochs"]
         stopped = state["stop_training"] and not state["step"]
         keras_trainer.set_initial_epoch(self.model, self._fit.epochs if stopped else self._epoch)
@@ -159,29 +157,57 @@ class BackupSession(keras.callbacks.Callback):
         reporter = step_clock().reporter
         if reporter is not None:
             reporter.resumed(self._steps, self._found.source)
+        is_over = stopped or self._epoch >= self._fit.epochs
+        if is_over:  # another `fit` may read the same input
+            self._input.move_to(state, self._found.arrays, is_over=True)
         if self._workers.is_chief:
             is_reported = reporter is not None and RESTARTS.read(os.environ) > 0  # by the agent
             tell = _logger.info if is_reported else _logger.warning
-            if state["stop_training"] or state["epoch"] >= self._fit.epochs:
+            if is_over or state["stop_training"]:
                 tell("Nothing is left to train: the backup (%s) is of the end of training.", self._found.source)
             else:
                 step, epoch = state["step"], state["epoch"] + 1
                 tell("Resuming after step %d of epoch %d (from %s).", step, epoch, self._found.source)
 
+    def _restore(self, found: candidates.Found, *, tell: bool) -> None:
+        """Restore variables and callbacks."""
+        state = found.state
+        build = functools.partial(keras_epochs.build, self.model, self._fit)
+        counts, in_epoch = state.get(state_parts.COUNTS), bool(state["step"])
+        self._state.restore_model(found.arrays, build, has_shards=counts is not None, in_epoch=in_epoch)
+        if counts is not None:
+            self._shards.restore(counts, found.shards, source=found.source, tell=tell)
+        elif tell:
+            self._shards.tell_of_the_first(source=found.source)
+        if (local := local_steps.of(self.model)) is not None:
+            local.restored()
+        self._state.restore_callbacks(state, found.arrays, tell=tell and self._workers.is_chief)
+        train_state.scale_learning_rates(
+            self._rule,
+            self.model,
+            before=state["global_batch"],
+            now=self._input.global_batch,
+            tell=tell and self._workers.is_chief,
+        )
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Enter the epoch at the saved step."""
-        self._epoch = epoch
+        self._epoch, self._in_epoch = epoch, True
         found = self._found
         if found is None:
             return
+        keras_trainer.set_initial_epoch(self.model, 0)  # Keras has read it, and another `fit` begins at its own epoch
         state = found.state
+        if state.get("in_epoch", state["step"]):  # what callbacks do at its beginning is part of the state already
+            self._restore(found, tell=False)
+            self._state.restore_random(found.arrays)
         local, are_metrics = local_steps.of(self.model), state["logs_are_metrics"]
-        if state["step"]:
-            self._state.restore_metrics(found.arrays)
-            if (counts := state.get(state_parts.COUNTS)) is not None and local is not None:
-                keras_trainer.note_logs(self.model, are_metrics=are_metrics)
-                self._shards.restore(counts, found.shards, source=found.source, only=metrics_of(self.model))
-        self._input.move_to(state)
+        if state["step"] and (counts := state.get(state_parts.COUNTS)) is not None and local is not None:
+            keras_trainer.note_logs(self.model, are_metrics=are_metrics)
+            self._shards.restore(counts, found.shards, source=found.source, only=metrics_of(self.model))
+        of_python = random_states.of_python()
+        self._random = {name: one for name, one in random_states.capture().items() if name not in of_python}
+        self._input.move_to(state, found.arrays)
         if state["stop_training"]:
             self._input.nothing_left()
             self.model.stop_training = True
@@ -191,9 +217,9 @@ class BackupSession(keras.callbacks.Callback):
             )
 
     def settle(self) -> None:
-        """Restore random numbers; the input has been replayed by now."""
+        """Restore random states once more, as the input has been made by now; it looks after those of Python itself."""
         if self._found is not None:
-            self._state.restore_random(self._found.arrays)
+            random_states.restore(self._random)
             self._found = None
 
     # Saving
@@ -208,12 +234,18 @@ class BackupSession(keras.callbacks.Callback):
             self._preemption.end()
         step_clock().pause()  # the other callbacks come now
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch == 0:
+            self._input.epoch_begins()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         before = self._steps
         self._steps += self.model.steps_per_execution
         self._undo()
         self._undo = lambda: None
         step_clock().end_paused()
+        if self._is_resumed:
+            self._tell_of_draws()
         self._at = self._input.place(epoch=self._epoch, step=batch + 1)
         self._logs = logs if logs is not None else {}
         reporter = step_clock().reporter
@@ -227,13 +259,29 @@ class BackupSession(keras.callbacks.Callback):
         if on_disk or in_memory:
             self._submit(self._capture(), on_disk=on_disk)
 
+    def _tell_of_draws(self) -> None:
+        """Warn once if the step draws random numbers that begin anew in each process."""
+        self._is_resumed = False
+        found = keras_trainer.seeded_draws(self.model) if self._workers.is_chief else []
+        if found:
+            _logger.warning(
+                "The step draws random numbers with tf.random (%s). Their sequence begins anew in each process, so the "
+                "resumed training has others than it would have had. Use keras.random with a "
+                "keras.random.SeedGenerator that is an attribute of the layer: a backup has its state.",
+                ", ".join(found),
+            )
+
     def before_validation(self) -> None:
         """Capture the state for the case that the process ends during validation, which resets metrics."""
         found = self._found  # where no step of the epoch was left
         self.settle()
+        self._input.validation_begins(self.model)
         faults.at("validation", self._steps)
         if step_clock().reporter is not None or self._preemption.is_watched:
             self._in_validation = self._capture() if found is None else self._again(found)
+
+    def validation_ended(self) -> None:
+        self._input.validation_ended()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.settle()
@@ -241,7 +289,7 @@ class BackupSession(keras.callbacks.Callback):
         self._undo = lambda: None
         self._in_validation = None
         self._epochs += 1
-        self._epoch = epoch + 1
+        self._epoch, self._in_epoch = epoch + 1, False
         self._at = self._input.end_of_epoch(epoch + 1)
         faults.at("epoch-end", self._steps)
         if self._together.takes_part and (self._save_freq == "epoch" or self._memory is not None):
@@ -287,10 +335,12 @@ class BackupSession(keras.callbacks.Callback):
         if not self._workers.is_chief:  # what all have the chief saves
             return _Taken(self._number, {}, {}, part, time.perf_counter() - begun)
         arrays, state = self._state.capture()
+        arrays.update(self._input.arrays())
         state.update(
             version=VERSION,
             steps=self._steps,
             epochs=self._epochs,
+            in_epoch=self._in_epoch,
             stop_training=bool(self.model.stop_training),
             logs=scalars(self._logs),
             logs_are_metrics=keras_trainer.logs_are_metrics(self.model),
@@ -358,6 +408,9 @@ class _First(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._session.before_validation()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._session.validation_ended()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         step_clock().begin(Kind.TEST)

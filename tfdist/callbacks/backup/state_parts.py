@@ -86,6 +86,7 @@ class Shards:
         *,
         source: str,
         only: Mapping[str, keras.Variable] | None = None,
+        tell: bool = True,
     ) -> None:
         """Restore the state of this worker's shards, or only of the variables that are named."""
         among = None if only is None else {id(variable) for variable in only.values()}
@@ -119,7 +120,7 @@ class Shards:
                 found[index] = tensor_arrays.as_dtype(value, variable.dtype)
             for place, copy in enumerate(copies):
                 copy.assign(found[own[min(place, len(own) - 1)]])
-            if old != total and state not in told and self._workers.is_chief:
+            if tell and old != total and state not in told and self._workers.is_chief:
                 told.add(state)
                 _logger.warning(
                     "The backup (%s) is of %s, and there %s %d now; %s: %s.",

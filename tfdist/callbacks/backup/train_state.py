@@ -14,7 +14,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.callbacks.backup.encoding import decode, encode
-from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, metrics_of, variables_of
+from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, variables_of
+from tfdist.callbacks.backup.unsaved_attributes import Unsaved
 from tfdist.compat import random_states
 from tfdist.compat.keras import callback_fields, keras_trainer
 from tfdist.compat.keras import optimizer as keras_optimizer
@@ -32,6 +33,7 @@ class TrainState:
     def __init__(self, model: keras.Model, others: Sequence[keras.callbacks.Callback]) -> None:
         self._model = model
         self._others = list(others)
+        self._unsaved = Unsaved(self._others)
         self._names: list[str] = []
         self._hold: Callable[[], list[NDArray[Any]]] = list
 
@@ -54,7 +56,11 @@ class TrainState:
                 callbacks.append({"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")})
             except ConfigTypeError as error:
                 raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}", name=name) from error
-        return arrays, {"callbacks": callbacks}
+        return arrays, {"callbacks": callbacks, "unsaved": self._unsaved.state()}
+
+    def begin(self) -> None:
+        """Note what callbacks know when training begins."""
+        self._unsaved.begin()
 
     def restore_model(
         self,
@@ -81,31 +87,36 @@ class TrainState:
             arrays = {name: one for name, one in arrays.items() if name in ours or not name.startswith(f"{METRIC}/")}
         _assign(ours, arrays)
 
-    def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the metrics once more, because the beginning of an epoch resets them."""
-        _assign(metrics_of(self._model), {name: arrays[name] for name in _with_prefix(arrays, METRIC)})
-
     def restore_random(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the states of random number generators."""
         random_states.restore({name: np.array(arrays[f"{_RANDOM}/{name}"]) for name in _with_prefix(arrays, _RANDOM)})
 
     def prepare_callbacks(self, state: Mapping[str, Any]) -> None:
         """Let loggers append to their files; called before training begins."""
-        for callback, found in self._matched(state["callbacks"], {}, warn=False):
+        for callback, found in self._matched(state["callbacks"], {}, only=keras.callbacks.CSVLogger):
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback_fields.go_on_writing(callback, found)
 
-    def restore_callbacks(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def restore_callbacks(
+        self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, tell: bool = True
+    ) -> None:
         """Restore the other callbacks; called after their `on_train_begin`, which resets them."""
-        for callback, found in self._matched(state["callbacks"], arrays, warn=True):
+        for callback, found in self._matched(state["callbacks"], arrays, warn=tell):
             setter = getattr(callback, "set_state", None)
             if callable(setter):
                 setter(found)
             else:
                 callback_fields.set_state(callback, found)
+        if tell:
+            self._unsaved.tell(state.get("unsaved"))
 
     def _matched(
-        self, saved: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]], *, warn: bool
+        self,
+        saved: Sequence[Mapping[str, Any]],
+        arrays: Mapping[str, NDArray[Any]],
+        *,
+        only: type[keras.callbacks.Callback] = keras.callbacks.Callback,
+        warn: bool = False,
     ) -> list[tuple[keras.callbacks.Callback, Any]]:
         """Pair callbacks with their saved states: the first of a class with the first, and so on."""
         left = [(_class_of(callback), callback) for callback in self._others]
@@ -117,7 +128,7 @@ class TrainState:
                     _logger.warning("The backup has the state of a callback %s, and fit has none.", entry["class"])
                 continue
             _, callback = left.pop(place)
-            if warn or isinstance(callback, keras.callbacks.CSVLogger):
+            if isinstance(callback, only):
                 pairs.append((callback, decode(entry["state"], arrays)))
         return pairs
 

@@ -5,6 +5,7 @@ their state and most reset it in `on_train_begin`; `ModelCheckpoint._get_file_pa
 and `_save_model`, where they save; `SwapEMAWeights._tf_swap_variables` and `_tf_finalize_ema_values`.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
+    keras.callbacks.OrbaxCheckpoint: (
+        *("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_total_batches_seen"),
+    ),
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.History: ("history", "epoch"),
@@ -37,6 +41,9 @@ def set_state(callback: keras.callbacks.Callback, found: dict[str, Any]) -> None
         callback.keys = found["keys"]
         return
     own = vars(callback)
+    if own.get("monitor_op", 0) is None and found.get("best") is not None:
+        with contextlib.suppress(ValueError):  # it has its direction from a metric that is gone: Keras says so later
+            callback._set_monitor_op()  # else it compares with `best` from the end of the epoch on, and fails before
     for name, value in found.items():
         if name == "history":  # the object is what `fit` returns, and users may hold it
             callback.history.clear()

@@ -103,15 +103,9 @@ def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -
     """Let the next epoch begin after its first ``step`` steps, to which its data have been moved."""
     iterator = fit.epoch_iterator
     if has_ended and fit.steps is None:
-        _once(iterator, lambda: _end(iterator, step))
+        once(iterator, lambda: _end(iterator, step))
     else:
-        _once(iterator, lambda: _from(iterator, step, batches_taken))
-
-
-def replay(fit: Fit, *, epochs: int, step: int, whole: bool, steps_at_once: int) -> None:
-    """Let the next epoch be the one after so many, from a step on; what lies before is taken from the input again."""
-    iterator = fit.epoch_iterator
-    _once(iterator, lambda: _replayed(iterator, epochs, step, whole, steps_at_once))
+        once(iterator, lambda: _from(iterator, step, batches_taken))
 
 
 def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
@@ -129,7 +123,9 @@ def _catching(iterator: Any, block: Callable[[], contextlib.AbstractContextManag
         yield
 
 
-def _once(iterator: Any, steps: Callable[[], Iterator[Any]]) -> None:
+def once(iterator: Any, steps: Callable[[], Iterator[Any]]) -> None:
+    """Let the next epoch of an iterator have these steps."""
+
     def enumerate_once() -> Iterator[Any]:
         del vars(iterator)["_enumerate_iterator"]
         return steps()
@@ -144,10 +140,10 @@ def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
     iterator._steps_seen = seen
     state = planted.of_iterator(iterator)
     state.entered, state.batches = iterator._current_iterator, seen
-    yield from _onward(iterator, first, iterator._current_iterator)
+    yield from onward(iterator, first, iterator._current_iterator)
 
 
-def _onward(iterator: Any, first: int, batches: Iterator[Any]) -> Iterator[Any]:
+def onward(iterator: Any, first: int, batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the steps of an epoch that has begun, from a step on; its batches before that have been taken."""
     at_once = iterator.steps_per_execution
     steps = iterator.steps_per_epoch or iterator._num_batches
@@ -175,38 +171,6 @@ def _end(iterator: Any, step: int) -> Iterator[Any]:
     nothing = iter(dataset.take(0)) if isinstance(dataset, tf.data.Dataset) else iter(())
     iterator._steps_seen = step + iterator.steps_per_execution  # as Keras counts, also where nothing comes
     yield step, step + iterator.steps_per_execution - 1, nothing
-
-
-def _replayed(iterator: Any, epochs: int, first: int, whole: bool, at_once: int) -> Iterator[Any]:
-    kind, now = type(iterator), iterator.steps_per_execution
-    iterator.steps_per_execution = at_once  # as these steps were done, of which an epoch may have more or fewer then
-    try:
-        for _ in range(epochs):
-            with iterator.catch_stop_iteration():
-                take = whole or iterator.steps_per_epoch is not None or iterator._num_batches is None
-                for _, _, batches in kind._enumerate_iterator(iterator):
-                    if take:
-                        _take(batches, at_once)
-        for begin, _, batches in kind._enumerate_iterator(iterator):
-            if begin + at_once > first:
-                break
-            _take(batches, at_once)
-        else:
-            return  # all of this epoch lies behind
-    finally:
-        iterator.steps_per_execution = now
-    iterator._steps_seen += first - begin - at_once
-    if first > begin:
-        _take(batches, first - begin)
-    yield from _onward(iterator, first, batches)
-
-
-def _take(batches: Iterator[Any], count: int) -> None:
-    """Take some batches; raise StopIteration if there is none, as a step does."""
-    if next(batches, None) is None:
-        raise tf.errors.OutOfRangeError(None, None, "the input has ended")
-    for _ in range(count - 1):
-        next(batches, None)
 
 
 def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metrics: bool) -> Callable[[], None]:

@@ -13,6 +13,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
 
 import contextlib
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,6 +28,7 @@ from tfdist.compat import planted
 from tfdist.compat.keras import keras_frames
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras.symbolic import known_outputs
+from tfdist.compat.tensorflow import dry_run
 from tfdist.errors import TfdistError
 
 # From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
@@ -225,6 +227,8 @@ def watch_steps(
     def make_function(user_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def noted(data: Any) -> Any:
             in_python()
+            if user_step == model.train_step:
+                note_graph(model)
             return user_step(data)
 
         function = kind._make_function(model, noted)
@@ -246,6 +250,19 @@ def train_function(model: keras.Model) -> Any:
 
 def note_logs(model: keras.Model, *, are_metrics: bool) -> None:
     planted.of_model(model).logs_are_metrics = are_metrics
+    note_graph(model)
+
+
+def note_graph(model: keras.Model) -> None:
+    """Note the graph in which a step of a model is being traced, if one is."""
+    if tf.inside_function():
+        planted.of_model(model).graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
+
+
+def seeded_draws(model: keras.Model) -> list[str]:
+    """Return the types of the operations of traced steps that draw random numbers from a state of their kernels."""
+    graphs = [graph for one in planted.of_model(model).graphs if (graph := one()) is not None]
+    return sorted({name for graph in graphs for name in dry_run.seeded_draws(graph)})
 
 
 def logs_are_metrics(model: keras.Model) -> bool:

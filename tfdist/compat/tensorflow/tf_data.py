@@ -2,9 +2,9 @@
 
 Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which shards a pipeline's files, since `Dataset.shard`
 cannot reach them; `_dataset`, the source of an iterator; `_UnbatchDataset`, which is `unbatch` without a function that
-makes all tensors dense. `OwnedIterator` makes and deletes an executor for each eager
-element. The remote call of another thread walks all executors, and may find the deleted one. TensorFlow then ends the
-process ("Mutex corrupt"). So the operation is called without an executor, in two thirds of the time
+makes all tensors dense; `_functions`, the functions of a dataset. `OwnedIterator` makes and deletes an executor for
+each eager element. The remote call of another thread walks all executors, and may find the deleted one. TensorFlow then
+ends the process ("Mutex corrupt"). So the operation is called without an executor, in two thirds of the time
 (`_iterator_resource`, `_flat_output_types`, `_flat_output_shapes`, `_element_spec`, `structure`).
 
 A dataset that calls Python (`from_generator`, `py_function`) and works ahead has a thread that waits for the call.
@@ -28,6 +28,8 @@ from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.data.ops.unbatch_op import _UnbatchDataset
 from tensorflow.python.data.util import structure
+
+from tfdist.compat.tensorflow import dry_run
 
 _REFERENCES = 2  # the count of `sys.getrefcount` for an object that only one local variable refers to
 
@@ -310,6 +312,8 @@ class _Derived(Failing):
 # Datasets that make each element from one element of their input; by name, because the classes move between versions.
 _ONE_TO_ONE = frozenset({"_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset"})
 
+_ORDERS = ("Shuffle", "Random")  # in the names of datasets that give another order in each iteration
+
 
 def one_to_one_source(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return the dataset before all transformations that make one element from one; itself if there is none."""
@@ -320,3 +324,21 @@ def one_to_one_source(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return [dataset, *(deeper for source in dataset._inputs() for deeper in sources(source))]
+
+
+def reading_matters(dataset: tf.data.Dataset) -> bool:
+    """Return whether a later iteration may give other elements if an earlier one is made, but not read."""
+    for one in sources(dataset):
+        # a repetition or a cache takes one order from what lies before it whenever it is read so far
+        if any(name in type(one).__name__ for name in ("Repeat", "Cache")) and any(
+            name in type(deeper).__name__ for deeper in sources(one) for name in _ORDERS
+        ):
+            return True
+        for function in one._functions():
+            types = dry_run.operations(function.function)
+            orders = {name for name in types if "Dataset" in name}  # of a file, for example: their names are enough
+            if any(order in name for name in orders for order in _ORDERS):
+                return True
+            if dry_run.changes(types - orders, meets_others=False) is not None:
+                return True
+    return False
