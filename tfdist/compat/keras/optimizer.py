@@ -77,6 +77,12 @@ def updating(optimizer: Optimizer | None) -> list[Optimizer]:
     return [one for one in chain(optimizer) if not inner_optimizers(one)]
 
 
+def averages_of(optimizer: Optimizer) -> list[Any]:
+    """Return the moving averages of weights that an optimizer keeps; none before it is built."""
+    kept = vars(optimizer).get("_model_variables_moving_average") or [] if getattr(optimizer, "use_ema", False) else []
+    return [average for average in kept if average is not None]
+
+
 def clips(optimizer: Optimizer | None) -> bool:
     limits = ("clipnorm", "clipvalue", "global_clipnorm")
     return any(getattr(one, name, None) is not None for one in chain(optimizer) for name in limits)
