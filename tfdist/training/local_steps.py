@@ -472,7 +472,7 @@ class LocalSteps:
         with self._workers.waiting("the metrics of an epoch"):
             totals = outside(functools.partial(self._meeting.total, parts))
         with keras.StatelessScope(state_mapping=list(zip(variables, totals, strict=True))):
-            return {name: float(value) for name, value in keras_trainer.metrics_result(self._model).items()}
+            return keras_trainer.metrics_result(self._model)  # some are vectors
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         """Return this worker's contribution to a metric's variable over all workers, by its declared aggregation."""

@@ -39,8 +39,8 @@ _ROWS = 16
 # more than a step has gradients or losses
 _MANY = 1000
 _SETTLED_BY_HAND = ("gradient", "loss", "values")
-# needs the whole batch if a step cannot compute it from parts
-_OF_WHOLE_BATCHES = (*_SETTLED_BY_HAND, "added")
+# kinds of values that a step may be unable to compute from parts of a batch
+_MAY_FAIL = ("loss", "values", "added", "number")
 # verdicts of the variables of a metric that are right as they are, by what the variables declare
 _RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
     "sum": ("sum", "unknown"),
@@ -75,7 +75,7 @@ class Runs:
         try:
             twice = tried(tried_step.joined(data, data)) if is_comparable else None
         except tf.errors.InvalidArgumentError:  # code that is written for one number of rows
-            if failure is None or not all(key[0] in _OF_WHOLE_BATCHES for key in tried.asked.names):
+            if failure is None or tried.asked.assignments:
                 raise
             twice = None
         return cls(whole, twice, partitions, failure)
@@ -106,11 +106,24 @@ def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> t
     return (found, None) if found else ([[]], failure)
 
 
+def _suspects(tried: TriedStep) -> list[Key]:
+    """Return the values of which one, or several, cannot be computed from parts of a batch.
+
+    With Keras' own step gradients are those of a stand-in for the loss, so they fail only if there is nothing else.
+    """
+    names = tried.asked.names
+    is_layers = not any(key[0] in (*_MAY_FAIL, "metric") for key in names)
+    kinds = ("gradient", *_MAY_FAIL) if is_layers or tried.has_own_step else _MAY_FAIL
+    return [key for key in names if key[0] in kinds]
+
+
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
     """Return the verdict on each value that a step asks for."""
 
+    suspects = _suspects(tried) if runs.failure is not None else ()
+
     def verdict(key: Key, parts: Parts) -> Verdict:
-        if runs.failure is not None and key[0] in _OF_WHOLE_BATCHES:
+        if key in suspects:
             return "neither"
         tolerance = _OF_GRADIENTS if key[0] == "gradient" else _OF_NUMBERS
         return judging.judge(
@@ -419,7 +432,8 @@ class Probe:
         decided = {key: one for key, one in tried.asked.decisions.items() if values[key] != "neither"}
         values |= dict.fromkeys(decided, "neither")
         found = {key: StateRule(self._rule_of_value(key, verdict, tried)) for key, verdict in values.items()}
-        found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
+        has_failed = runs.failure is not None
+        found |= self._states(tried.asked, states, at_once=at_once, has_failed=has_failed)
         self._uses = {**self._sentences(tried, runs, found, decided), **tried.asked.uses}
         self._holds = not at_once and _holds(tried, values, states)
         return found, tried.asked.names
@@ -430,7 +444,7 @@ class Probe:
         for key in [key for key, rule in found.items() if rule.verdict == "neither" and key in names]:
             if key in decided:
                 sentences[key] = advice.of_decision(key[0], names[key], self._model, decided[key])
-            elif runs.failure is not None and key[0] in _OF_WHOLE_BATCHES:
+            elif runs.failure is not None and key in _suspects(tried):
                 sentences[key] = advice.of_failure(key[0], names[key], self._model, runs.failure)
             elif key in tried.asked.gatherable and self._model.jit_compile:
                 sentences[key] = advice.of(key[0], names[key], self._model)
@@ -446,17 +460,21 @@ class Probe:
         """Return the rule of a value: one that is neither a mean nor a sum may be one of the whole batch."""
         return "whole" if verdict == "neither" and key in tried.asked.gatherable and self._gathers else verdict
 
-    def _states(self, made: list[Assignment], rules: list[StateRule], *, at_once: bool, gatherable: set[Key]) -> Found:
-        """Return the rule of each state, and the verdict on each metric of the user's."""
+    def _states(self, asked: tried_step.Asked, rules: list[StateRule], *, at_once: bool, has_failed: bool) -> Found:
+        """Return the rule of each state, and the verdict on each metric of the user's.
+
+        A metric that may be what failed on parts of a batch is given the rows of all replicas, if they can be gathered.
+        """
         of_state: dict[Key, list[StateRule]] = {}
         found: Found = {}
-        for assignment, rule in zip(made, rules, strict=True):
+        for assignment, rule in zip(asked.assignments, rules, strict=True):
+            is_wrong = rule.verdict not in _RIGHT_FOR_METRICS.get(assignment.aggregation, _RIGHT_FOR_ONE)
             if assignment.key[0] == "state":
                 of_state.setdefault(assignment.key, []).append(rule)
-            elif rule.verdict not in _RIGHT_FOR_METRICS.get(assignment.aggregation, _RIGHT_FOR_ONE):
-                if self._gathers and assignment.key in gatherable:
+            elif is_wrong or has_failed:
+                if self._gathers and assignment.key in asked.gatherable:
                     found[assignment.key] = StateRule("whole")
-                elif rule.verdict != "equal":
+                elif is_wrong and rule.verdict != "equal":
                     found[assignment.key] = StateRule("neither")
         for key, several in of_state.items():
             rule = judging.agreed_rule(several)
