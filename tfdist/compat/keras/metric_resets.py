@@ -34,11 +34,15 @@ def first_values_kept(model: keras.Model) -> Iterator[None]:
             kind.reset_state(metrics)
 
     def update_state(*values: Any, **named: Any) -> None:
-        own.pop("reset_state", None)
-        own.pop("update_state", None)
+        _end_first_values(metrics)
         kind.update_state(metrics, *values, **named)
 
     own.update(reset_state=reset_state, update_state=update_state)
+
+
+def _end_first_values(metrics: keras.Metric | None) -> None:
+    for name in ("reset_state", "update_state") if metrics is not None else ():
+        vars(metrics).pop(name, None)
 
 
 def watch(model: keras.Model) -> None:
@@ -55,6 +59,12 @@ def watch(model: keras.Model) -> None:
 def note_steps(model: keras.Model) -> None:
     """Note that metrics count from here on."""
     planted.of_model(model).metrics_were_reset = False
+
+
+def note_restored(model: keras.Model) -> None:
+    """Note that metrics have the counts of an earlier process, whose steps are those of this epoch."""
+    note_steps(model)
+    _end_first_values(model._compile_metrics)
 
 
 def logs_now(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
