@@ -74,6 +74,7 @@ class Steps:
         if logs is None:
             raise StopIteration
         self.told = logs
+        metric_resets.note_logs(self._model, logs)
         return logs
 
     def drain(self) -> None:

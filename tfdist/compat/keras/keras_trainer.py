@@ -209,10 +209,10 @@ def override(
     own["make_predict_function"] = make_predict
 
     def epoch_logs(logs: dict[str, Any]) -> dict[str, Any]:
-        logs = settle(logs)
+        settled = settle(logs)
         if logs_are_metrics(model):
-            return metric_resets.logs_now(model, logs)
-        return kind._get_metrics_result_or_logs(model, logs)
+            return metric_resets.logs_now(model, logs, settled)
+        return kind._get_metrics_result_or_logs(model, settled)
 
     own["_get_metrics_result_or_logs"] = epoch_logs
     metric_resets.watch(model)
