@@ -56,6 +56,17 @@ def test_local_steps_are_those_of_the_simulation(
         assert seen["history"] == found[0]["history"]
 
 
+def test_workers_exchange_what_was_compiled_last_and_end_with_the_mean_of_averages(
+    pools: dict[int, WorkerPool],
+) -> None:
+    text = "local-sgd:every=3,average_moments=false"
+    found = call(pools[2], "compiled_again", of="recompiled_cases", text=text)
+    for seen in found:
+        for end, simulated in zip(seen["ends"], found[0]["simulated"], strict=True):
+            same(end, simulated)
+        assert seen["ends"] == found[0]["ends"]
+
+
 def test_the_first_steps_may_reduce_gradients(pools: dict[int, WorkerPool]) -> None:
     found = call(pools[2], "post_local_sgd", after=5, every=3, optimizer="adam")
     for seen in found:

@@ -52,6 +52,15 @@ def test_what_cannot_be_right_is_said_once_by_the_user_s_name(pool: WorkerPool, 
     assert name in sentence
 
 
+def test_the_hardest_examples_of_a_batch_are_those_of_one_device_or_said(pool: WorkerPool) -> None:
+    seen = call(pool, "hard_examples", of="hard_example_cases")
+    assert seen["apart"] < 1e-5
+    assert seen["said"] == []
+    (sentence,) = seen["in a step"]
+    assert "Hardest.train_step" in sentence
+    assert "all_gather" in sentence
+
+
 def test_a_layer_that_compares_rows_is_said_of_a_model_that_is_only_evaluated(pool: WorkerPool) -> None:
     (sentence,) = call(pool, "said_of_an_evaluation")
     assert "'centring'" in sentence

@@ -18,6 +18,8 @@ class ModelState:
     strategy: Any = None  # that has recognised the model
     logs_are_metrics: bool = False  # of the step that was traced last, over all replicas
     graphs: list[Any] = field(default_factory=list)  # of training steps that were traced: weak references
+    metrics_were_reset: bool = False  # since the last step
+    last_logs: Any = None  # of the last step, of training or of testing
     calls: list[ExitStack] | None = None  # of `fit`, `evaluate` and `predict` that run; None: they are not watched
     said: set[str] = field(default_factory=set)  # warnings, each of which is said once
     local_steps: Any = None  # of a strategy whose workers meet seldom

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer
+from tfdist.compat.keras import keras_trainer, metric_resets
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tf_data
 from tfdist.compat.tensorflow.steps.traced_call import garbage_kept
@@ -53,6 +53,7 @@ class Steps:
         batches, clock = iter(iterator), step_clock()
         whole = not isinstance(iterator, tf.distribute.DistributedIterator)
         logs, left = None, self._model.steps_per_execution
+        metric_resets.note_steps(self._model)
         with self.source.running(iterator):
             try:
                 clock.begin(Kind.TRAIN if self.source.training else Kind.TEST)
@@ -73,6 +74,7 @@ class Steps:
         if logs is None:
             raise StopIteration
         self.told = logs
+        metric_resets.note_logs(self._model, logs)
         return logs
 
     def drain(self) -> None:
@@ -113,7 +115,7 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
     if iterator is not None:
         data_batch = keras_trainer.input_of(iterator).element_spec
     try:
-        with garbage_kept():
+        with garbage_kept(), metric_resets.first_values_kept(model):
             keras_trainer.symbolic_build(model, data_batch)
     except RuntimeError as error:  # Keras' advice on building models, with our message quoted in it
         if isinstance(error.__context__, TfdistError):

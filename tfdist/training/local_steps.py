@@ -8,6 +8,7 @@ meetings, for instance to save a model, it shows the last mean that it knows.
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,6 @@ from tfdist.gradients.outer.worker_weights import outside
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training.replica import current_step
 from tfdist.training.replica.judging import Rules
-from tfdist.validation import counted
 
 _SAVING = ("save", "save_weights", "export", "get_weights")
 # rules of states for which the mean over workers is wrong
@@ -91,47 +91,14 @@ def apart(
     """Return the parts of local steps; ``collectives`` makes the collectives of this process's replicas."""
     if schedule is None:
         return None
-    island = _island(schedule, workers, len(devices))
+    island = meetings.island_of(schedule, workers, len(devices))
     near = collectives(devices) if island is None else [island]
     traced = [
         TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
     ]
-    meeting = _island(schedule, workers, len(devices))  # not the one of the steps, which continue meanwhile
-    found = None if meeting is None else _by_heads(workers, meeting, services.bucket_bytes)
+    meeting = meetings.island_of(schedule, workers, len(devices))  # not the one of the steps, which continue meanwhile
+    found = None if meeting is None else meetings.by_heads(workers, meeting, services.bucket_bytes)
     return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True), found)
-
-
-def _by_heads(workers: Workers, near: Collective, bucket_bytes: int) -> meetings.Island:
-    heads = workers.collective.among(range(0, workers.count, near.size))
-    return meetings.Island(
-        near=TracedCollective(near, bucket_bytes=bucket_bytes, replica=1),  # keys do not follow from what heads reduce
-        heads=None if heads is None else TracedCollective(heads, bucket_bytes=bucket_bytes),
-        count=workers.count // near.size,
-    )
-
-
-def _island(schedule: Synchronization, workers: Workers, replicas: int) -> Collective | None:
-    """Return the collective of the workers that reduce in every step with this one; None where it trains by itself."""
-    size = meeting_schedules.inside(schedule)
-    if size == 1 or workers.count == 1:
-        return None
-    if workers.count % size or replicas > 1:
-        raise ConfigError(
-            f"inside is {size}, and there are {workers.count} workers with {counted(replicas, 'replica')} each; "
-            "groups of workers must be equally large, and their workers must have one replica. Let inside divide the "
-            "number of workers, or let each worker have all devices of its host, and leave inside out.",
-            name="inside",
-            received=size,
-        )
-    groups = [range(first, first + size) for first in range(0, workers.count, size)]
-    try:
-        return next(filter(None, [workers.collective.among(group) for group in groups]))
-    except UnsupportedError as error:  # the backend cannot form groups
-        raise UnsupportedError(
-            f"inside is {size}: {error} MultiWorkerMirroredStrategy has them; else leave inside out.",
-            name="inside",
-            received=size,
-        ) from error
 
 
 def of(model: keras.Model) -> "LocalSteps | None":
@@ -183,12 +150,13 @@ class LocalSteps:
         self._interval: IntervalChoice | None = None
         shares = strategy.share
         share = (shares.edges[-1] - shares.edges[0]) / shares.shares.edges[-1]
-        group = meetings.Group(
+        self._group = meetings.Group(
             TracedCollective(workers.collective, bucket_bytes=strategy.apart.services.bucket_bytes),
             share,
             strategy.apart.island,
         )
-        self._meeting = meeting_kinds.meeting_of(self._asked, group, model)
+        self._meeting = meeting_kinds.meeting_of(self._asked, self._group, model)
+        self._met: list[keras.Variable] = []  # what workers exchanged when the meetings were made
         if self._asked.every == "auto":
             self._interval = IntervalChoice(self._asked, self._meeting, workers)
             self._schedule = self._interval.schedule_from(0)
@@ -212,7 +180,8 @@ class LocalSteps:
         own: list[keras.Variable] = []
         if is_built:
             self._make()
-            own = [*self._shown_variables(), *worker_weights.slots_of(self._model)]
+            every = [*self._shown_variables(), *worker_weights.slots_of(self._model)]
+            own = list({id(one): one for one in every}.values())
         counts = [variable for metric in keras_trainer.metrics(self._model) for variable in metric.variables]
         counts = list({id(one): one for one in counts}.values())
         count = [] if self._count is None else [self._count]
@@ -226,6 +195,7 @@ class LocalSteps:
 
     def _make(self) -> None:
         if self._count is None:
+            self._met = self._meeting.exchanged()
 
             def make() -> keras.Variable:
                 self._meeting.make()
@@ -236,7 +206,8 @@ class LocalSteps:
             self._count = outside(make)
 
     def _shown_variables(self) -> list[keras.Variable]:
-        return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
+        averages = worker_weights.averages_of(self._model)
+        return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model), *averages]
 
     @property
     def _step(self) -> int:
@@ -244,9 +215,13 @@ class LocalSteps:
 
     @property
     def _is_equal(self) -> bool:
-        """Whether all workers have the same weights now."""
+        """Whether all workers have the same weights, and the same moving averages of them."""
         step = self._step
-        return self._workers.count == 1 or self._schedule.is_equal(step) or self._made_equal_at == step
+        if self._workers.count == 1 or self._made_equal_at == step:
+            return True
+        # not every meeting makes moving averages of weights equal
+        has_averages = bool(self._was_apart and worker_weights.averages_of(self._model))
+        return self._schedule.is_equal(step) and not has_averages
 
     # Training
 
@@ -271,8 +246,25 @@ class LocalSteps:
         if self._workers.is_chief and "local steps" not in planted.of_model(self._model).said:
             planted.of_model(self._model).said.add("local steps")
             step_clock().warn(self._warning_text())
+        self._meet_as_compiled()
         self.ends()
         self._wants_stop = False
+
+    def _meet_as_compiled(self) -> None:
+        """Make the meetings anew if the model was compiled again and workers have other variables to exchange."""
+        variables = self._meeting.exchanged()
+        same = len(variables) == len(self._met) and all(map(operator.is_, variables, self._met))
+        if self._count is None or same:
+            return
+        self.settle()
+        is_equal = self._own is not None or self._is_equal
+        self._meeting, self._met = meeting_kinds.meeting_of(self._asked, self._group, self._model), variables
+        if not is_equal:  # a `fit` was aborted
+            outside(self._meeting.agree)
+        outside(self._meeting.make)
+        self._own, self._made_equal_at = None, self._step
+        if self._interval is not None:
+            self._interval.measures(self._meeting)
 
     def _warning_text(self) -> str:
         return (
@@ -384,10 +376,13 @@ class LocalSteps:
             return
         self.settle()
         with self._workers.waiting("the mean of the workers' weights"):
-            mean = outside(self._meeting.mean)
+            mean = outside(self._mean)
         self._own = self._swap(mean)
         self._shown = worker_weights.read(self._shown_variables())
         self._remember()
+
+    def _mean(self) -> list[tf.Tensor]:
+        return [*self._meeting.mean(), *self._meeting.means_of(worker_weights.averages_of(self._model))]
 
     def hide(self) -> None:
         """Continue with this worker's own weights, or with the values that callbacks have put in place of the mean."""
@@ -477,7 +472,7 @@ class LocalSteps:
         with self._workers.waiting("the metrics of an epoch"):
             totals = outside(functools.partial(self._meeting.total, parts))
         with keras.StatelessScope(state_mapping=list(zip(variables, totals, strict=True))):
-            return {name: float(value) for name, value in keras_trainer.metrics_result(self._model).items()}
+            return keras_trainer.metrics_result(self._model)  # some are vectors
 
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         """Return this worker's contribution to a metric's variable over all workers, by its declared aggregation."""

@@ -272,6 +272,14 @@ class LargestError(F1):
         return self.total * 1.0
 
 
+class FromOne(Seen):
+    """A metric of the user's that begins at one, and that Keras resets to zero."""
+
+    def __init__(self, **options: Any) -> None:
+        keras.metrics.Metric.__init__(self, **options)
+        self.count = self.add_variable((), "ones", name="count")
+
+
 class Undeclared(Seen):
     """A metric of the user's with a variable that says nothing of replicas."""
 
@@ -353,7 +361,12 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "metrics": lambda **options: _built(
         metrics=[
             *(_dice, _centred_error, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")),
-            *(Undeclared(name="undeclared"), keras.losses.dice, keras.metrics.CosineSimilarity(axis=0)),
+            *(
+                Undeclared(name="undeclared"),
+                FromOne(name="from_one"),
+                keras.losses.dice,
+                keras.metrics.CosineSimilarity(axis=0),
+            ),
             keras.losses.MeanSquaredError(reduction="sum", name="summed"),
         ],
         **options,

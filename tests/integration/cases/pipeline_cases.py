@@ -46,10 +46,16 @@ def mlp() -> keras.Model:
             keras.Input((6,)),
             layers.Dense(12, activation="tanh", kernel_regularizer="l2"),
             layers.Dense(6, activation="tanh", kernel_constraint="unit_norm", kernel_initializer="orthogonal"),
-            layers.Dense(6, activation="tanh", activity_regularizer="l2"),
+            layers.Dense(6, activation="tanh", activity_regularizer="l2", name="undecayed"),
             layers.Dense(2),
         ]
     )
+
+
+def excluding(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer, which does not decay biases and one layer, by the names of variables."""
+    optimizer.exclude_from_weight_decay(var_names=["bias", "undecayed"])
+    return optimizer
 
 
 def branches() -> keras.Model:
@@ -158,7 +164,7 @@ def masked() -> keras.Model:
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "plain": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2),
-    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2),
+    "adamw": lambda: excluding(keras.optimizers.AdamW(0.02, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=2)),
     "averaged": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.2, use_ema=True, ema_overwrite_frequency=2),
     "accumulating": lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2, global_clipnorm=0.3),
     "scaling": lambda: keras.optimizers.LossScaleOptimizer(

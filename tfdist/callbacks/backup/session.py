@@ -23,7 +23,7 @@ from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_trainer
+from tfdist.compat.keras import keras_trainer, metric_resets
 from tfdist.compat.keras.epochs import Fit
 from tfdist.errors import ConfigError
 from tfdist.monitor import faults
@@ -212,6 +212,7 @@ class BackupSession(keras.callbacks.Callback):
             self._input.nothing_left()
             self.model.stop_training = True
         if state["step"]:
+            metric_resets.note_restored(self.model)
             self._undo = keras_epochs.logs_where_no_step_ran(
                 self.model, state["logs"], are_metrics=are_metrics and local is None
             )

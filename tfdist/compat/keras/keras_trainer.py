@@ -25,7 +25,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from keras.src.random import seed_generator
 
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_frames
+from tfdist.compat.keras import keras_frames, metric_resets
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras.symbolic import known_outputs
 from tfdist.compat.tensorflow import dry_run
@@ -45,6 +45,7 @@ HOOKS = {
     "make_test_function": ("evaluate", "test_on_batch"),
     "make_predict_function": ("predict", "predict_on_batch"),
     "_get_metrics_result_or_logs": ("fit", "evaluate"),
+    "reset_metrics": ("fit", "evaluate"),
 }
 
 
@@ -210,10 +211,13 @@ def override(
     own["make_predict_function"] = make_predict
 
     def epoch_logs(logs: dict[str, Any]) -> dict[str, Any]:
-        logs = settle(logs)
-        return logs if logs_are_metrics(model) else kind._get_metrics_result_or_logs(model, logs)
+        settled = settle(logs)
+        if logs_are_metrics(model):
+            return metric_resets.logs_now(model, logs, settled)
+        return kind._get_metrics_result_or_logs(model, settled)
 
     own["_get_metrics_result_or_logs"] = epoch_logs
+    metric_resets.watch(model)
 
 
 def watch_steps(

@@ -22,9 +22,18 @@ class Weigh(Protocol):
     """A rule for what a metric is given: a lone number, or rows of the values of a function of the user's."""
 
     def __call__(
-        self, metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
+        self,
+        metric: keras.Metric,
+        value: tf.Tensor,
+        *,
+        compute: Callable[..., Any] | None = None,
+        given: Any = None,
+        error: ValueError | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return a metric's values, made by `compute` of `given`, and their weight; None for none."""
+        """Return a metric's values, made by `compute` of `given`, and their weight; None for none.
+
+        With an error the values are none, as `compute` needs more rows; it is raised if there are no more.
+        """
 
 
 def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
@@ -121,13 +130,20 @@ def _update_mean(metric: Mean, weigh: Weigh, values: Any, sample_weight: Any = N
 def _update_wrapper(metric: Any, weigh: Weigh, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
     mask = get_keras_mask(y_pred)
     compute = functools.partial(metric._fn, **metric._fn_kwargs)
-    values = tf.convert_to_tensor(compute(y_true, y_pred))
+    error: ValueError | None = None
+    try:
+        values = tf.convert_to_tensor(compute(y_true, y_pred))
+    except ValueError as raised:  # shapes tell that there are too few rows, as for the k largest errors
+        if sample_weight is not None or mask is not None:
+            raise
+        values, error = tf.zeros([], metric.dtype), raised
     sample_weight = apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
     if values.shape.rank != 0 and is_unknown(metric):  # which may compare rows
         how: dict[str, Any] = {"compute": compute, "given": (y_true, y_pred)} if sample_weight is None else {}
         values, weight = weigh(metric, values, **how)
         sample_weight = sample_weight if weight is None else weight
-    _update_mean(metric, functools.partial(weigh, compute=compute, given=(y_true, y_pred)), values, sample_weight)
+    weigh_number = functools.partial(weigh, compute=compute, given=(y_true, y_pred), error=error)
+    _update_mean(metric, weigh_number, values, sample_weight)
 
 
 def _update_sum(metric: Sum, weigh: Weigh, values: Any, sample_weight: Any = None) -> None:

@@ -5,6 +5,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`
 - `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled, and has no switch
 - `_clip_gradients`, `_backend_apply_gradients`: clip by norms of what they receive, and know the variables
 - `_overwrite_model_variables_with_average_value`: updates through the strategy inside a condition
+- `_model_variables_moving_average`: the averages of weights that `use_ema` asks for
 - `_exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`: what is not decayed
 - `_track_variable`: saves a variable of another object with the optimizer
 - `_distribution_strategy`: the strategy in whose scope the optimizer was created
@@ -75,6 +76,12 @@ def chain(optimizer: Optimizer | None) -> Iterator[Optimizer]:
 
 def updating(optimizer: Optimizer | None) -> list[Optimizer]:
     return [one for one in chain(optimizer) if not inner_optimizers(one)]
+
+
+def averages_of(optimizer: Optimizer) -> list[Any]:
+    """Return the moving averages of weights that an optimizer keeps; none before it is built."""
+    kept = vars(optimizer).get("_model_variables_moving_average") or [] if getattr(optimizer, "use_ema", False) else []
+    return [average for average in kept if average is not None]
 
 
 def clips(optimizer: Optimizer | None) -> bool:

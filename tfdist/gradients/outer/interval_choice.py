@@ -33,6 +33,10 @@ class IntervalChoice:
         """Make the variables that backups remember."""
         self._every = keras.Variable(0, name="steps_between_meetings", dtype="int64", trainable=False)
 
+    def measures(self, meeting: Meeting) -> None:
+        """Measure other meetings from now on."""
+        self._meeting = meeting
+
     @property
     def memory(self) -> list[keras.Variable]:
         """The variables that backups keep, once they exist."""

@@ -11,9 +11,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective, relative_paths
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.outer import worker_weights
-from tfdist.gradients.outer.meeting_schedules import Event, Synchronization
+from tfdist.gradients.outer.meeting_schedules import Event, Synchronization, inside
+from tfdist.validation import counted
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,39 @@ class Island:
         """Return the first worker's tensors; the others pass tensors of the same shapes, whose values do not count."""
         own = results if self.heads is not None else [tf.zeros_like(one) for one in results]
         return self.near.all_reduce(own, labels)
+
+
+def by_heads(workers: Workers, near: Collective, bucket_bytes: int) -> Island:
+    heads = workers.collective.among(range(0, workers.count, near.size))
+    return Island(
+        near=TracedCollective(near, bucket_bytes=bucket_bytes, replica=1),  # keys do not follow from what heads reduce
+        heads=None if heads is None else TracedCollective(heads, bucket_bytes=bucket_bytes),
+        count=workers.count // near.size,
+    )
+
+
+def island_of(schedule: Synchronization, workers: Workers, replicas: int) -> Collective | None:
+    """Return the collective of the workers that reduce in every step with this one; None where it trains by itself."""
+    size = inside(schedule)
+    if size == 1 or workers.count == 1:
+        return None
+    if workers.count % size or replicas > 1:
+        raise ConfigError(
+            f"inside is {size}, and there are {workers.count} workers with {counted(replicas, 'replica')} each; "
+            "groups of workers must be equally large, and their workers must have one replica. Let inside divide the "
+            "number of workers, or let each worker have all devices of its host, and leave inside out.",
+            name="inside",
+            received=size,
+        )
+    groups = [range(first, first + size) for first in range(0, workers.count, size)]
+    try:
+        return next(filter(None, [workers.collective.among(group) for group in groups]))
+    except UnsupportedError as error:  # the backend cannot form groups
+        raise UnsupportedError(
+            f"inside is {size}: {error} MultiWorkerMirroredStrategy has them; else leave inside out.",
+            name="inside",
+            received=size,
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -132,6 +169,18 @@ class Meeting:
         variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
         return self._traced("mean", functools.partial(self._mean_of, variables))
 
+    def agree(self) -> None:
+        """Let all workers have the mean of their weights and states."""
+        variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
+        worker_weights.write(variables, Meeting.mean(self))
+
+    def means_of(self, slots: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """Return the means over workers of optimizers' variables; nothing changes."""
+        if not slots:
+            return []
+        name = f"slots {[id(one) for one in slots]}"  # which are others if the model is compiled again
+        return list(self._traced(name, functools.partial(self._mean_of, [], slots)))
+
     def total(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums over workers."""
         labels = [f"total {number}" for number in range(len(values))]
@@ -139,7 +188,7 @@ class Meeting:
 
     def load(self) -> Load:
         """Return the cost of the largest meeting; all workers call this, and get the same bytes."""
-        exchanged = self._exchanged()
+        exchanged = self.exchanged()
         return Load(self._all_reduced_bytes(exchanged), stepping_seconds=self._write_seconds(exchanged))
 
     def _write_seconds(self, variables: Sequence[keras.Variable]) -> float:
@@ -159,7 +208,7 @@ class Meeting:
             smallest = min(weights, key=lambda one: int(tf.TensorShape(one.shape).num_elements()))
             worker_weights.read([smallest])[0].numpy()
 
-    def _exchanged(self) -> list[keras.Variable]:
+    def exchanged(self) -> list[keras.Variable]:
         """Return the variables that workers exchange at a meeting."""
         return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
 
@@ -192,10 +241,10 @@ class Averaging(Meeting):
         self._traced("meet", self._meet)
 
     def _meet(self) -> None:
-        worker_weights.write(self._exchanged(), self._mean_of(super()._exchanged(), self._slots()))
+        worker_weights.write(self.exchanged(), self._mean_of(super().exchanged(), self._slots()))
 
-    def _exchanged(self) -> list[keras.Variable]:
-        return [*super()._exchanged(), *self._slots()]
+    def exchanged(self) -> list[keras.Variable]:
+        return [*super().exchanged(), *self._slots()]
 
     def _slots(self) -> list[keras.Variable]:
         slots = worker_weights.slots_of(self._model) if self._averages_moments else []

@@ -95,7 +95,7 @@ class Neighbours(Meeting):
         workers = self._group.traced.size
         table = meeting_schedules.mixing(self._schedule, workers, 0)
         neighbours = sum(bool(row[0]) for row in table[1:])
-        exchanged = self._exchanged()
+        exchanged = self.exchanged()
         wire_bytes = neighbours * worker_weights.bytes_of(exchanged)
         return Load(wire_bytes, stepping_seconds=self._write_seconds(exchanged))
 

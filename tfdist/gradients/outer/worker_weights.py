@@ -81,6 +81,13 @@ def states_of(model: keras.Model) -> list[keras.Variable]:
     return [one for one in keras_variables.states(model) if is_floating(one) and id(one) not in trained]
 
 
+def averages_of(model: keras.Model) -> list[keras.Variable]:
+    """Return the moving averages of weights that optimizers keep (`use_ema`), once they exist."""
+    every = [one for outer in keras_trainer.optimizers(model) for one in keras_optimizer.chain(outer)]
+    found = [average for one in every for average in keras_optimizer.averages_of(one)]
+    return list({id(average): average for average in found}.values())
+
+
 def slots_of(model: keras.Model) -> list[keras.Variable]:
     """Return the optimizers' variables that change in a step: moments, scales, counts; none with a rule of its own."""
     optimizers = {id(one): one for outer in keras_trainer.optimizers(model) for one in keras_optimizer.chain(outer)}

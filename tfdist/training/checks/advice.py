@@ -76,6 +76,10 @@ _DECIDED = (
 )
 
 
+#: the way out that needs no other code, of what replicas compute from all rows unless XLA compiles the step
+WITHOUT_XLA = " Without jit_compile=True it is computed from the rows of all replicas, which is exact."
+
+
 class CannotTryError(Exception):
     """Raised if a step cannot be tried for a known reason, which is the text."""
 
@@ -104,9 +108,18 @@ def of(kind: str, name: str, model: Any) -> str:
 
 def of_decision(kind: str, name: str, model: Any, operation: str) -> str:
     """Return the sentence about a gradient or a loss that follows from a decision of each replica."""
-    shown = _listed(name.split(", "))
-    told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_SEVERAL else name)
+    told = _TOLD[kind].format(model=type(model).__name__, name=_shown(kind, name))
     return _DECIDED % (told, model.name, operation)
+
+
+def of_failure(kind: str, name: str, model: Any, error: Exception) -> str:
+    """Return the sentence about a gradient or a loss of a step that fails on parts of a batch."""
+    told = _TOLD[kind].format(model=type(model).__name__, name=_shown(kind, name))
+    return (
+        f"{told} (model {model.name!r}) cannot be computed from fewer rows of a batch ({_reason(error)}). A step that "
+        "needs so many rows compares them, such as for the largest losses. Each replica compares its own rows alone, "
+        f"which is not what one device computes. {_WAYS[kind]}"
+    )
 
 
 def of_condition(model: Any, operation: str) -> str:
@@ -142,6 +155,10 @@ def of_statistics(model: Any, names: Sequence[str], part: str) -> str:
     )
 
 
+def _shown(kind: str, name: str) -> str:
+    return _listed(name.split(", ")) if kind in _OF_SEVERAL else name
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(repr, names[:_SHOWN])) + more
@@ -149,16 +166,20 @@ def _listed(names: Sequence[str]) -> str:
 
 def untried(model: Any, error: Exception) -> str:
     """Return the sentence about a step that could not be tried on a few rows."""
-    lines = str(error).strip().splitlines()
-    reason = lines[0] if lines else ""
-    if not isinstance(error, CannotTryError):  # the user's code, on fewer rows than it is written for
-        reason = f"{type(error).__name__}: {reason}"
     return (
         f"how the replicas of {model.name!r} put together what a step makes could not be tried on a few rows of a "
-        f"batch ({reason}). Losses are taken for means over examples, and states for averages. Say what losses are: "
-        'strategy.loss_reduction = "mean", or "sum". To add up gradients over several steps, pass '
+        f"batch ({_reason(error)}). Losses are taken for means over examples, and states for averages. Say what losses "
+        'are: strategy.loss_reduction = "mean", or "sum". To add up gradients over several steps, pass '
         "gradient_accumulation_steps= to the optimizer."
     )
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says in one line; TensorFlow's begins with where it was raised."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    told = [line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node"))]
+    reason = next((line for line in told if not line.startswith(("File ", "<stack traces"))), "")
+    return reason if isinstance(error, CannotTryError) else f"{type(error).__name__}: {reason}"
 
 
 def of_own_gradients(model: Any, values: Mapping[tuple[str, int], tuple[str, Any]]) -> dict[tuple[str, int], str]:

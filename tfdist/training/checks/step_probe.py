@@ -39,6 +39,8 @@ _ROWS = 16
 # more than a step has gradients or losses
 _MANY = 1000
 _SETTLED_BY_HAND = ("gradient", "loss", "values")
+# kinds of values that a step may be unable to compute from parts of a batch
+_MAY_FAIL = ("loss", "values", "added", "number")
 # verdicts of the variables of a metric that are right as they are, by what the variables declare
 _RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
     "sum": ("sum", "unknown"),
@@ -56,26 +58,35 @@ class Runs:
     """The results of a step on the same rows, given in several ways.
 
     ``twice`` is None where that cannot be compared. ``partitions`` have the share of each part; there are no parts of
-    one row.
+    one row. ``failure`` is the error of the step on parts, if no parts could be computed.
     """
 
     whole: Run
     twice: Run | None
     partitions: list[Parts]
+    failure: Exception | None = None
 
     @classmethod
     def of(cls, tried: TriedStep, data: Any, *, rules: Rules = _NO_RULES) -> Self:
         # Rows given twice tell nothing of a step that gathers: what it gathers would be there twice.
         is_comparable = not tried.asked.meets or tried.is_random
-        twice = tried(tried_step.joined(data, data)) if is_comparable else None
-        return cls(tried(data), twice, _partitions(tried, data, rules, is_fed=False))
+        whole = tried(data)
+        partitions, failure = _partitions(tried, data, rules, is_fed=False)
+        try:
+            twice = tried(tried_step.joined(data, data)) if is_comparable else None
+        except tf.errors.InvalidArgumentError:  # code that is written for one number of rows
+            if failure is None or tried.asked.assignments:
+                raise
+            twice = None
+        return cls(whole, twice, partitions, failure)
 
     def fed_to(self, tried: TriedStep, data: Any) -> "Runs":
         """Return the runs of the step with parts that are fed the states of the whole."""
-        return Runs(self.whole, None, _partitions(tried, data, _NO_RULES, is_fed=True))
+        return Runs(self.whole, None, *_partitions(tried, data, _NO_RULES, is_fed=True))
 
 
-def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> list[Parts]:
+def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> tuple[list[Parts], Exception | None]:
+    """Return the partitions whose parts could be computed; an error if there are none, as for the k largest losses."""
     count = int(batch_rows.rows_of(data))
 
     def parts(cut: int) -> Parts:
@@ -85,13 +96,35 @@ def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> l
         runs = tried.of_parts(rows, rules, is_fed=is_fed) if meets else [tried(one, is_fed=is_fed) for one in rows]
         return [((end - begin) / count, run) for (begin, end), run in zip(bounds, runs, strict=True)]
 
-    return [parts(cut) for cut in sorted({count // 3 or 1, 1})] if count > 1 else [[]]
+    found: list[Parts] = []
+    failure: Exception | None = None
+    for cut in sorted({count // 3 or 1, 1}, reverse=True) if count > 1 else ():
+        try:
+            found.append(parts(cut))
+        except tf.errors.InvalidArgumentError as error:
+            failure = failure or error
+    return (found, None) if found else ([[]], failure)
+
+
+def _suspects(tried: TriedStep) -> list[Key]:
+    """Return the values of which one, or several, cannot be computed from parts of a batch.
+
+    With Keras' own step gradients are those of a stand-in for the loss, so they fail only if there is nothing else.
+    """
+    names = tried.asked.names
+    is_layers = not any(key[0] in (*_MAY_FAIL, "metric") for key in names)
+    kinds = ("gradient", *_MAY_FAIL) if is_layers or tried.has_own_step else _MAY_FAIL
+    return [key for key in names if key[0] in kinds]
 
 
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
     """Return the verdict on each value that a step asks for."""
 
+    suspects = _suspects(tried) if runs.failure is not None else ()
+
     def verdict(key: Key, parts: Parts) -> Verdict:
+        if key in suspects:
+            return "neither"
         tolerance = _OF_GRADIENTS if key[0] == "gradient" else _OF_NUMBERS
         return judging.judge(
             runs.whole.values[key],
@@ -281,6 +314,11 @@ class Probe:
                     found, names = self._try(data, is_cut)
                 except tf.errors.ResourceExhaustedError:
                     found, names = self._try(tried_step.some_of(slices, 2), is_cut)
+                except tf.errors.InvalidArgumentError:  # it may need more rows than are tried
+                    rows = sum(int(count) for count, _ in slices)
+                    if is_cut or rows <= _ROWS:
+                        raise
+                    found, names = self._try(tried_step.some_of(slices, rows), is_cut)
             except advice.DecidesAloneError as error:
                 sentence = advice.of_condition(self._model, str(error))
                 raise UnsupportedError(sentence, name=self._model.name, received=str(error)) from None
@@ -394,15 +432,25 @@ class Probe:
         decided = {key: one for key, one in tried.asked.decisions.items() if values[key] != "neither"}
         values |= dict.fromkeys(decided, "neither")
         found = {key: StateRule(self._rule_of_value(key, verdict, tried)) for key, verdict in values.items()}
-        found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
-        sentences = {
-            key: advice.of_decision(key[0], tried.asked.names[key], self._model, one)
-            for key, one in decided.items()
-            if found[key].verdict == "neither"
-        }
-        self._uses = {**sentences, **tried.asked.uses}
+        has_failed = runs.failure is not None
+        found |= self._states(tried.asked, states, at_once=at_once, has_failed=has_failed)
+        self._uses = {**self._sentences(tried, runs, found, decided), **tried.asked.uses}
         self._holds = not at_once and _holds(tried, values, states)
         return found, tried.asked.names
+
+    def _sentences(self, tried: TriedStep, runs: Runs, found: Found, decided: dict[Key, str]) -> dict[Key, str]:
+        """Return sentences about values of which this trial knows more than that they are neither mean nor sum."""
+        names, sentences = tried.asked.names, dict[Key, str]()
+        for key in [key for key, rule in found.items() if rule.verdict == "neither" and key in names]:
+            if key in decided:
+                sentences[key] = advice.of_decision(key[0], names[key], self._model, decided[key])
+            elif runs.failure is not None and key in _suspects(tried):
+                sentences[key] = advice.of_failure(key[0], names[key], self._model, runs.failure)
+            elif key in tried.asked.gatherable and self._model.jit_compile:
+                sentences[key] = advice.of(key[0], names[key], self._model)
+            if key in tried.asked.gatherable and self._model.jit_compile:
+                sentences[key] += advice.WITHOUT_XLA
+        return sentences
 
     def _somewhere(self, wanted: bool, is_cut: bool) -> bool:
         """True if a further run is wanted; where weights are sharded, if any worker wants it."""
@@ -412,17 +460,21 @@ class Probe:
         """Return the rule of a value: one that is neither a mean nor a sum may be one of the whole batch."""
         return "whole" if verdict == "neither" and key in tried.asked.gatherable and self._gathers else verdict
 
-    def _states(self, made: list[Assignment], rules: list[StateRule], *, at_once: bool, gatherable: set[Key]) -> Found:
-        """Return the rule of each state, and the verdict on each metric of the user's."""
+    def _states(self, asked: tried_step.Asked, rules: list[StateRule], *, at_once: bool, has_failed: bool) -> Found:
+        """Return the rule of each state, and the verdict on each metric of the user's.
+
+        A metric that may be what failed on parts of a batch is given the rows of all replicas, if they can be gathered.
+        """
         of_state: dict[Key, list[StateRule]] = {}
         found: Found = {}
-        for assignment, rule in zip(made, rules, strict=True):
+        for assignment, rule in zip(asked.assignments, rules, strict=True):
+            is_wrong = rule.verdict not in _RIGHT_FOR_METRICS.get(assignment.aggregation, _RIGHT_FOR_ONE)
             if assignment.key[0] == "state":
                 of_state.setdefault(assignment.key, []).append(rule)
-            elif rule.verdict not in _RIGHT_FOR_METRICS.get(assignment.aggregation, _RIGHT_FOR_ONE):
-                if self._gathers and assignment.key in gatherable:
+            elif is_wrong or has_failed:
+                if self._gathers and assignment.key in asked.gatherable:
                     found[assignment.key] = StateRule("whole")
-                elif rule.verdict != "equal":
+                elif is_wrong and rule.verdict != "equal":
                     found[assignment.key] = StateRule("neither")
         for key, several in of_state.items():
             rule = judging.agreed_rule(several)

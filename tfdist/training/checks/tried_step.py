@@ -116,6 +116,8 @@ class TriedStep:
         types = dry_run.operations(self._traced)
         if (change := dry_run.changes(types, meets_others=meets_others)) is not None:
             raise advice.CannotTryError(f"it changes something else than Keras variables, by the operation {change}")
+        #: whether gradients are those of a `train_step` of the user's, and not of a stand-in for the loss
+        self.has_own_step = keras_trainer.has_own_train_step(model)
         #: whether values contain random numbers
         self.is_random = dry_run.draws(types)
 

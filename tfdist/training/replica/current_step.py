@@ -158,6 +158,10 @@ class Step:
             self.noted(kind, number, name, value, can_gather)
         return self.rules.values.get((kind, number), "mean")
 
+    def next_rule(self, kind: str) -> Verdict:
+        """Return what `rule_of` returns for the next value of a kind."""
+        return self.rules.values.get((kind, self._asked[kind]), "mean")
+
     def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
         return self.rule_of(kind, value, name=name) == "sum"
 

@@ -94,9 +94,17 @@ class GlobalLoss:
         given = (y_true, y_pred, sample_weight)
         if keras_loss.compares_examples(self._loss):
             return self._of_whole_batch(given, current)
-        if not keras_loss.reduces_by_itself(self._loss):
-            return self._of_number(tf.convert_to_tensor(self._loss(*given)), given, current)
-        parts = keras_loss.parts(self._loss, *given)
+        makes_parts = keras_loss.reduces_by_itself(self._loss)
+        try:
+            parts: Any = keras_loss.parts(self._loss, *given) if makes_parts else self._loss(*given)
+        except ValueError:  # shapes tell that a replica has too few rows, as for the k largest losses
+            kind = next((one for one in ("loss", "values") if current.next_rule(one) == "whole"), None)
+            if kind is None:
+                raise
+            current.rule_of(kind, tf.zeros([]), name=self._name, can_gather=True)
+            return self._of_whole_batch(given, current)
+        if not makes_parts:
+            return self._of_number(tf.convert_to_tensor(parts), given, current)
         if parts.values.shape.rank == 0:
             return self._of_number(parts.values, given, current)
         if not keras_loss.keeps_examples(self._loss):

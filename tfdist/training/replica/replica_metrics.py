@@ -133,7 +133,12 @@ def adapt(model: keras.Model) -> None:
 
 
 def _weighed(
-    metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
+    metric: keras.Metric,
+    value: tf.Tensor,
+    *,
+    compute: Callable[..., Any] | None = None,
+    given: Any = None,
+    error: ValueError | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Return values of this replica's examples and their weight in the mean over all; None outside of a step.
 
@@ -141,6 +146,8 @@ def _weighed(
     they compare examples.
     """
     current = current_step.current()
+    if error is not None and (current is None or current.next_rule("number") != "whole"):
+        raise error
     if current is None:
         return value, None
     can_gather = compute is not None and across.can_gather(given)

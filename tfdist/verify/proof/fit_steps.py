@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.callbacks.backup.state_names import variables_of
-from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_resets
 from tfdist.compat.keras.first_batch import batches_of_fit
 from tfdist.compat.tensorflow import tf_data
 from tfdist.errors import TfdistError
@@ -127,7 +127,7 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
     if kind == REVERSED:
         epochs = [[fit_input.reversed_rows(batch, theirs.whole) for batch in epoch] for epoch in epochs]
     if not keras_trainer.is_built(model):  # Keras does it later where there is no strategy
-        with contextlib.suppress(Exception):  # a model that Keras cannot build so is told below
+        with contextlib.suppress(Exception), metric_resets.first_values_kept(model):  # a failure is told below
             keras_trainer.symbolic_build(model, spec)
 
     def begin(named: dict[str, Any]) -> None:

@@ -123,7 +123,7 @@ class StagedVariable(ShardedVariable):
     @property
     def name(self) -> str:
         """The name with which the variable was made."""
-        return f"{self._kwargs['name'] or 'Variable'}:0"
+        return f"{self._kwargs['name']}:0"
 
     @property
     def trainable(self) -> bool:
@@ -184,6 +184,9 @@ class PipelineReplicas(ModelParallelReplicas):
         known = keras_variables.being_made()
         parts = functools.partial(weights.initial, kwargs["initial_value"], known and known[1], dtype, [sharding])
         value = _Part(parts, 0, {})
+        # made later, but by the name that it has on one device, from which optimizers tell what they do not decay
+        names = tf.get_current_name_scope()
+        kwargs["name"] = "/".join(filter(None, [names, kwargs.get("name") or "Variable"]))
         make = functools.partial(self._make, next_creator, {**kwargs, "initial_value": value, "shape": None}, sharding)
         made = StagedVariable(make, sharding, self._container_strategy(), kwargs, dtype)
         if sharding.is_settled:
@@ -201,5 +204,5 @@ class PipelineReplicas(ModelParallelReplicas):
             kwargs["colocate_with"] = innermost(reference)
         strategy = self._container_strategy()
         inside = tf.distribute.get_strategy() is strategy  # also true in a replica, which cannot enter a scope
-        with contextlib.nullcontext() if inside else strategy.scope():
+        with contextlib.nullcontext() if inside else strategy.scope(), tf.name_scope(""):
             return super()._create_variable(next_creator, **kwargs)
