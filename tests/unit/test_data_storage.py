@@ -297,6 +297,28 @@ def test_an_object_that_shrinks_raises(make: Make) -> None:
     assert (caught.value.path or "").endswith("f")
 
 
+@pytest.mark.parametrize("error", [None, FileExistsError("it is there"), OSError("HDFS rename failed")])
+def test_a_file_is_replaced_where_the_driver_renames_over_none(error: OSError | None) -> None:
+    class Careful(type(fsspec.filesystem("memory"))):  # type: ignore[misc]
+        """Renames as WebHDFS does, which only answers that it did not."""
+
+        cachable = False
+
+        def mv(self, path1: str, path2: str, **_: Any) -> None:
+            if not self.exists(path2):
+                super().mv(path1, path2)
+            elif error is not None:
+                raise error
+
+    place = FsspecStorage(f"memory://{uuid.uuid4().hex}")
+    place._fs = Careful()
+    put(place, "f", b"first")
+    put(place, "f", b"second")
+    assert place.read("f") == b"second"
+    assert len(place._driver().ls(place._root)) == 1
+    place._driver().store.clear()
+
+
 def test_requests_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     place = FsspecStorage("memory://joined", gap=10, largest=100)
     put(place, "f", bytes(200))
