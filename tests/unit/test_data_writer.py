@@ -87,7 +87,10 @@ IN_PROCESSES = """
 import sys, numpy as np
 from tfdist import data
 texts = [b"x" * (place % 13) for place in range(101)]
+import pyarrow
+table = pyarrow.table({"x": np.arange(101.0), "text": texts})
 for processes in (1, 2):  # no guard of __main__: it is not run again
+    data.write(table, f"table{processes}", num_shards=5, processes=processes)
     data.write({"x": np.arange(101.0)}, f"fixed{processes}", num_shards=5, processes=processes)
     data.write({"text": texts}, f"texts{processes}", num_shards=5, processes=processes)
 """
@@ -95,7 +98,7 @@ for processes in (1, 2):  # no guard of __main__: it is not run again
 
 def test_processes_give_the_same_bytes_in_a_relative_folder(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", IN_PROCESSES], cwd=tmp_path, timeout=DEADLINE_SECONDS, check=True)
-    for kind in ("fixed", "texts"):
+    for kind in ("fixed", "texts", "table"):
         assert len(data.open(tmp_path / f"{kind}1")) == 101
         assert content(tmp_path / f"{kind}1") == content(tmp_path / f"{kind}2")
 
