@@ -371,6 +371,11 @@ def test_cuts_are_contiguous_and_as_equal_as_examples_allow(sizes: list[int], sh
         assert max(totals) <= sum(sizes) / shards + max(sizes)
 
 
+def test_shards_of_very_many_bytes_are_equal() -> None:
+    found = cuts(8, sizes=np.full(8, 2**59), example_bytes=1, num_shards=4, shard_bytes=1)
+    assert found == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+
 def test_shards_of_many_examples_are_balanced_to_two_percent() -> None:
     sizes = np.random.default_rng(1).integers(20_000, 100_000, 20_000)
     found = cuts(20_000, sizes=sizes, example_bytes=1, num_shards=16, shard_bytes=1)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -265,11 +266,12 @@ def _at(batch: Any, path: Sequence[str]) -> Any:
 
 def same_columns(schema: Schema, names: Sequence[str], where: str) -> None:
     """Check that a table has every column of the schema, and no name twice."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    missing = [name for name in schema if name not in names]
+    counts = Counter(names)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    missing = [name for name in schema if name not in counts]
     if twice:
         raise ConfigError(
-            f"{where} has the column {twice[0]!r} {names.count(twice[0])} times; give each its own name.", name=twice[0]
+            f"{where} has the column {twice[0]!r} {counts[twice[0]]} times; give each its own name.", name=twice[0]
         )
     if missing:
         raise ConfigError(
