@@ -1,5 +1,6 @@
 """The promises of every storage: a folder, fsspec's memory, and a real S3 service."""
 
+import errno
 import gc
 import io
 import json
@@ -229,6 +230,18 @@ def test_the_lock_is_for_a_block(make: Make) -> None:
     for _ in range(2):
         with make().lock(), make().create("f") as file:
             file.write(b"1")
+
+
+def test_a_file_of_a_folder_that_was_cut_is_written_again(tmp_path: Path) -> None:
+    def cut(file: Any) -> None:
+        file.write(b"ab")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place, mark = storage(tmp_path), "0123456789abcdef"
+    with refused(StorageError, path=str(tmp_path / "step-1")):
+        place.stage("step-1", [("a.receipt", cut)], mark=mark)
+    place.stage("step-1", [("a.receipt", lambda file: file.write(b"failed"))], mark=mark)
+    assert place.staged("step-1", "a.receipt", mark=mark) == b"failed"
 
 
 def test_parts_of_an_upload_that_fails_are_given_up(s3: dict[str, Any]) -> None:
