@@ -183,6 +183,14 @@ def test_hyperband_compares_whole_rungs() -> None:
     assert sum(3 in one.results for one in list(history.trials.values())[:9]) == 3
 
 
+def test_hyperband_draws_values_for_the_trials_that_it_starts() -> None:
+    asked: list[int] = []
+    scheduler = Hyperband(
+        sampler=lambda trial, history: asked.append(trial) or {}, trials=100, rungs=rungs_of(81, 1, 3), eta=3
+    )
+    assert [one.trial for one in scheduler.decide(History(slots=2))] == asked == [0, 1]
+
+
 def test_the_median_rule_stops_what_is_behind() -> None:
     history = History(slots=8)
     scheduler = Median(sampler=sampled(0), trials=4, epochs=9, least=2)
