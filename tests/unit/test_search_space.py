@@ -106,6 +106,12 @@ def test_integers_are_not_listed() -> None:
         grid(parse_space(["n=int:0:4294967295:1000000", "m=int:1:4294967295"]))
 
 
+@pytest.mark.parametrize("text", ["int:0:4294967295:1.5", "int-log:1:4294967295:1.0000001", "linear:0:1:1e-9"])
+def test_values_that_would_be_listed_are_counted_first(text: str) -> None:
+    with refused(ConfigError, name="n"):
+        parse_space([f"n={text}"])
+
+
 @pytest.mark.parametrize("parameter", SPACE.values())
 def test_parameters_go_through_json(parameter: Range | Choice) -> None:
     assert from_json(json.loads(json.dumps(to_json(parameter)))) == parameter
