@@ -222,6 +222,27 @@ def test_a_thread_beside_the_steps_writes(tmp_path: Path) -> None:
     one.flush()  # after its end it writes nothing
 
 
+def test_steps_do_not_gather_after_writing_has_failed(tmp_path: Path) -> None:
+    now = Clock()
+    one, clock = recorded(tmp_path, now)
+
+    def read() -> tuple[int, np.ndarray]:
+        raise RuntimeError("the ring of the graph is gone")
+
+    one.take_stamps_from(read, of_device=True)
+    with clock.step(Kind.TRAIN, Phase.EXECUTE):
+        now.now += round(2e9 * FLUSH_SECONDS)
+    assert one._writer is not None
+    one._writer.join(60)
+    assert not one._writer.is_alive()
+    for _ in range(3):
+        with clock.step(Kind.TRAIN, Phase.EXECUTE):
+            pass
+    assert not one._steps
+    one.on_epoch_end()
+    one.close()
+
+
 def test_stamps_are_not_believed_where_the_wall_clock_was_set(tmp_path: Path) -> None:
     now, offsets = Clock(), [10**17]
     one = Recorder(tmp_path / "worker-0", clocks=lambda: (now.now + offsets[-1], now.now))
