@@ -1,5 +1,6 @@
 """Fetchers of files of all kinds: the columns of no examples, and what replaces those that are corrupt."""
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -87,3 +88,16 @@ def test_what_replaces_corrupt_examples_is_looked_for_once(tmp_path: Path) -> No
         assert not weight.any()
         assert columns["x"].tolist() == [1] * 5
     assert len(read) < 2000 + 3 * 5 + 3
+
+
+@pytest.mark.parametrize("layout", ["fixed", "extent"])
+def test_a_directory_of_no_examples_is_read(layout: str, tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"x": np.zeros(3, np.float32), "label": np.arange(3)}
+    manifest = tfdist.data.write(columns | ({"text": ["a", "b", "c"]} if layout == "extent" else {}), tmp_path)
+    assert manifest.layout == layout
+    (tmp_path / "manifest.json").write_bytes(dataclasses.replace(manifest, shards=()).to_bytes())
+    examples = tfdist.data.open(tmp_path)
+    assert not list(examples)
+    assert examples.integers("label").tolist() == []
+    assert examples.lengths("text" if layout == "extent" else "label").tolist() == []
+    assert tfdist.data.info(tmp_path).examples == 0

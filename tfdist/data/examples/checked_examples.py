@@ -186,7 +186,8 @@ class Examples:
     def column(self, name: str) -> NDArray[Any]:
         """Return an array of the index for all shards, such as ``value:label``; integers may have a smaller type."""
         if name not in self._columns:
-            found: dict[str, NDArray[Any]] = {}
+            empty = arrays_of(0, self.schema, self.manifest.layout).items() if not self.manifest.shards else ()
+            found: dict[str, NDArray[Any]] = {key: np.zeros((0, *shape[1:]), dtype) for key, (dtype, shape) in empty}
             for number, shard in enumerate(self.manifest.shards):
                 with self.binding.explained():  # not `index`, which keeps it: indices would take most of the memory
                     part = self._indices.get(number) or self._load(shard)
