@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,13 @@ def children() -> list[int]:
 
 def test_tasks_are_taken_a_few_at_a_time() -> None:
     taken: list[int] = []
-    results = in_processes(divmod, ((taken.append(number) or number, 7) for number in range(40)), 2)
+
+    def tasks() -> Iterator[tuple[int, int]]:
+        for number in range(40):
+            taken.append(number)
+            yield number, 7
+
+    results = in_processes(divmod, tasks(), 2)
     found = [next(results) for _ in range(3)]
     assert len(taken) <= 3 + 2 * (1 + task_pool._AHEAD)
     assert sorted([*found, *results]) == [divmod(number, 7) for number in range(40)]

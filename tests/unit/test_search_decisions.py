@@ -41,6 +41,7 @@ from tfdist.tune.search.search_schedulers import (
     restarts,
     rungs_of,
 )
+from tfdist.tune.search.search_space import Values
 
 
 class Paper:
@@ -185,9 +186,12 @@ def test_hyperband_compares_whole_rungs() -> None:
 
 def test_hyperband_draws_values_for_the_trials_that_it_starts() -> None:
     asked: list[int] = []
-    scheduler = Hyperband(
-        sampler=lambda trial, history: asked.append(trial) or {}, trials=100, rungs=rungs_of(81, 1, 3), eta=3
-    )
+
+    def sampler(trial: int, history: History) -> Values:
+        asked.append(trial)
+        return {}
+
+    scheduler = Hyperband(sampler=sampler, trials=100, rungs=rungs_of(81, 1, 3), eta=3)
     assert [one.trial for one in scheduler.decide(History(slots=2))] == asked == [0, 1]
 
 
