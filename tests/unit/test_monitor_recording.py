@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,23 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     one.add(rows(3))
     one._rows[1, Column.SEQUENCE] = 0
     assert row_ring.read(one.path)[:, Column.STEP].tolist() == [0, 2]
+    one.close()
+
+
+def test_a_row_that_is_overwritten_while_it_is_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Ring(tmp_path / "worker-0")
+    one.add(rows(row_ring.ROWS))
+    from_file = np.fromfile
+
+    def meanwhile(*given: Any) -> np.ndarray:
+        found = from_file(*given)
+        one.add(rows(1, row_ring.ROWS))
+        return found
+
+    monkeypatch.setattr(np, "fromfile", meanwhile)
+    assert row_ring.read(one.path)[:, Column.STEP].tolist() == list(range(1, row_ring.ROWS))
     one.close()
 
 
