@@ -60,7 +60,7 @@ def main() -> None:
     keras.utils.set_random_seed(SEED)
     folder = options.output / str(options.machines)
     for part, count, seed in (("train", options.machines, SEED), ("test", options.machines // 4, SEED + 1)):
-        if not (folder / part).exists():
+        if not (folder / part / "manifest.json").exists():  # the folder alone may be of another worker that writes
             tfdist.data.write(fleet(count, seed), folder / part, label="fails", exists="keep")
     how = {"global_batch_size": options.batch_size, "decode": decode}
     lengths = {"readings": LENGTHS[-1] if options.padded else LENGTHS}

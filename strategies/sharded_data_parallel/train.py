@@ -31,7 +31,7 @@ def main() -> None:
     with strategy.scope():
         model = build_model(options.width)
         updates = options.epochs * train.steps_per_epoch // options.accumulate_steps
-        learning_rate = keras.optimizers.schedules.CosineDecay(1e-3, decay_steps=updates)
+        learning_rate = keras.optimizers.schedules.CosineDecay(1e-3, decay_steps=max(1, updates))
         optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
         if options.accumulate_steps > 1:
             optimizer = DistributedOptimizer(optimizer, accumulate_steps=options.accumulate_steps)

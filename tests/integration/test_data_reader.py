@@ -1,6 +1,9 @@
 """Reading: the same examples through every layout, path and share; each once per epoch; from any state on."""
 
+import errno
+import gc
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ import tensorflow as tf
 from tests.refusals import refused
 from tfdist import data, native
 from tfdist.cluster.shares import Shares
-from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
+from tfdist.data.order.batch_positions import BatchChunks
+from tfdist.data.reading.example_cache import DecodedCache
+from tfdist.errors import ConfigError, ConfigTypeError, StorageError, TfdistError
 from tfdist.training.global_batches import CountedDataset
 from tfdist.training.replica import batch_rows
 
@@ -303,6 +308,31 @@ def test_decoded_examples_are_kept_and_decoded_once(folders: dict[str, str], cac
 def test_a_cache_says_what_it_cannot_keep(folders: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="cache keeps numbers"):
         read(folders, "extent", "numpy", cache="memory")
+
+
+def test_shares_that_change_again_and_again_leave_nothing_behind(folders: dict[str, str]) -> None:
+    now = [Shares.equal(2)]
+    reading = read(folders, "fixed", "numpy")
+    part = reading.share(0, 1, lambda: now[0])
+    before = sum(isinstance(one, BatchChunks) for one in gc.get_objects())
+    for weight in range(1, 30):
+        now[0] = Shares((weight, 31))
+        reading.begin()
+        next(iter(part))
+    assert sum(isinstance(one, BatchChunks) for one in gc.get_objects()) < before + 10
+
+
+def test_a_cache_on_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with refused(StorageError, path=str(tmp_path)):
+        DecodedCache(tmp_path, 10)._allocate([((4,), np.dtype("float32"))])
+    monkeypatch.undo()
+    kept = DecodedCache(tmp_path, 1000)
+    kept._allocate([((4,), np.dtype("float32"))])
+    assert kept._arrays[0].sum() == 0
 
 
 def test_orders_that_are_not_full(folders: dict[str, str]) -> None:

@@ -40,6 +40,23 @@ def test_a_sum_stays_and_is_divided_evenly(old: int, new: int, dtype: str) -> No
         assert max(np.max(abs(one.astype(float) - two.astype(float))) for one in found for two in found) <= 1
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("int8", 60), ("uint8", 200), ("int32", 2**31 - 1), ("int64", 2**62 + 1)])
+def test_integers_are_exact_where_their_sum_needs_more_bits(dtype: str, value: int) -> None:
+    shards = [np.array([value - place, -place % 3, place], dtype) for place in range(3)]
+    total = [sum(int(shard[place]) for shard in shards) for place in range(3)]
+    found = every("sum", shards, 4)
+    assert [sum(int(shard[place]) for shard in found) for place in range(3)] == total
+    assert every("mean", shards, 2)[0].tolist() == [value - 1, 1, 1]
+    if dtype != "int64":
+        with refused(ConfigError, name="rule", received="sum"):
+            resharded("sum", shards, index=0, count=1)
+
+
+def test_means_of_integers_are_rounded_as_those_of_floats() -> None:
+    shards = list(np.random.default_rng(3).integers(-9, 9, (4, 50)))
+    np.testing.assert_array_equal(resharded("mean", shards, index=0, count=3), np.rint(np.mean(shards, axis=0)))
+
+
 @pytest.mark.parametrize(("old", "new"), SIZES)
 def test_rows_stay_in_order_and_are_divided_evenly(old: int, new: int) -> None:
     rows = np.random.default_rng(1).normal(size=(11, 2)).astype("f4")

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError, ShortReadError
+from tfdist.storage import block_cache
 from tfdist.storage.block_cache import BlockCache, Counts, File
 from tfdist.storage.ranges import Range
 
@@ -97,6 +99,36 @@ def test_the_limit_is_kept(make: Callable[[int], BlockCache], tmp_path: Path) ->
     cache.clear()
     assert size_of(tmp_path) == 0
     assert remote.blocks(cache, 1) == [1]
+
+
+def test_a_full_folder_is_not_looked_through_for_every_block(tmp_path: Path) -> None:
+    class Counted(BlockCache):
+        looks = 0
+
+    cache = Counted(limit_bytes=64 * 14, folder=tmp_path, block_bytes=10)
+    file, store = FILE._replace(size=10_000), cache._store
+    assert isinstance(store, block_cache._Folder)
+    listed = store._files
+
+    def files() -> Any:
+        Counted.looks += 1
+        return listed()
+
+    store._files = files  # type: ignore[method-assign]
+    for number in range(320):
+        cache.read_ranges([(file, 10 * number, 10)], lambda wanted: [bytes(size) for _, _, size in wanted])
+        assert size_of(tmp_path) <= 64 * 14
+    assert Counted.looks <= 320 / 4 + 16  # of 64 blocks four are a 16th
+
+
+def test_an_error_of_the_store_lets_other_threads_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, remote = BlockCache(limit_bytes=100, block_bytes=10), Remote()
+    with monkeypatch.context() as broken:
+        broken.setattr(cache._store, "put", lambda block, data: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            remote.blocks(cache, 0, 1)
+    assert not cache._coming
+    assert remote.blocks(cache, 0, 1) == [0, 1]
 
 
 def size_of(folder: Path) -> int:

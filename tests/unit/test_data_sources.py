@@ -17,6 +17,7 @@ from tests.refusals import refused
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import Source, open_source
+from tfdist.data.sources.protocol import part_of
 from tfdist.errors import ConfigError
 
 COUNT = 101
@@ -187,6 +188,20 @@ def test_seekable_sources_are_pickled_and_read_again_and_at_once(make: Make, tmp
     assert concatenated(other, 0, None) == concatenated(source, 0, None) == expected(data, 0, None)
 
 
+@pytest.mark.parametrize("make", SEEKABLE)
+def test_a_part_has_the_numbers_of_the_whole_and_little_of_its_bytes(make: Make, tmp_path: Path) -> None:
+    data = columns(3000)
+    source = open_source(make(data, tmp_path))
+    whole = len(pickle.dumps(source))
+    parts = [pickle.dumps(part_of(source, start, start + 100)) for start in range(0, 3000, 100)]
+    if whole > sum(map(len, data["name"])):  # the examples themselves, and not where they are
+        assert sum(map(len, parts)) < 3 * whole
+    part = pickle.loads(parts[17])  # noqa: S301
+    assert concatenated(part, 1700, 1800) == expected(data, 1700, 1800)
+    assert concatenated(part, 1753, 1759) == expected(data, 1753, 1759)
+    assert concatenated(part_of(part, 1720, 1730), 1721, 1722) == expected(data, 1721, 1722)
+
+
 @pytest.mark.parametrize("make", [make for make in SEEKABLE + STREAMS if make not in (generator, function, listed)])
 def test_the_identity_tells_other_examples(make: Make, tmp_path: Path) -> None:
     for name in "ab":
@@ -214,8 +229,10 @@ def test_a_value_that_does_not_fit_is_named_by_its_example(make: Make, tmp_path:
     features = {**SCHEMA, "id": Feature("uint8")}
     encodings = {"id": Feature("uint8", encoding="int64")} if "tfrecords" in make.__name__ else {}
     index = {csv_parts: 17, parquet_parts: 47 - 29}.get(make, 47)  # in the file that it is in
-    with refused(ConfigError, name="id", mentions=[f"Example {index}", "256"]):
-        concatenated(open_source(make(data, tmp_path), schema={**features, **encodings}), 0, None)
+    source = open_source(make(data, tmp_path), schema={**features, **encodings})
+    for part, bounds in ((part_of(source, 40, 50), (40, 50)), (source, (0, None)))[make not in SEEKABLE :]:
+        with refused(ConfigError, name="id", mentions=[f"Example {index}", "256"]):
+            concatenated(part, *bounds)
 
 
 @pytest.mark.parametrize("make", SEEKABLE + STREAMS)

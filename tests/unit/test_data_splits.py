@@ -18,7 +18,7 @@ from tfdist.cli.main import main
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import open_source, splits_of
-from tfdist.errors import ConfigError, MissingFileError
+from tfdist.errors import ConfigError, CorruptDataError, MissingFileError
 
 PNG = bytes.fromhex(  # one grey pixel
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
@@ -135,6 +135,16 @@ def test_kept_splits_and_new_ones_have_one_schema(tmp_path: Path) -> None:
     write(photos / "test", tmp_path / "again" / "train")
     with refused(ConfigError, name="schema", path=tmp_path / "again" / "train"):
         write(photos, tmp_path / "again", exists="keep")
+
+
+def test_damaged_splits_are_overwritten(tmp_path: Path) -> None:
+    photos = pictures(tmp_path / "photos", CLASSES)
+    write(photos, tmp_path / "data")
+    manifest = tmp_path / "data" / "train" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    with pytest.raises(CorruptDataError):
+        write(photos, tmp_path / "data", exists="keep")
+    assert set(write(photos, tmp_path / "data", exists="overwrite")) == set(CLASSES)
 
 
 def test_splits_in_a_remote_store() -> None:

@@ -1,5 +1,6 @@
 """The promises of every storage: a folder, fsspec's memory, and a real S3 service."""
 
+import errno
 import gc
 import io
 import json
@@ -231,6 +232,18 @@ def test_the_lock_is_for_a_block(make: Make) -> None:
             file.write(b"1")
 
 
+def test_a_file_of_a_folder_that_was_cut_is_written_again(tmp_path: Path) -> None:
+    def cut(file: Any) -> None:
+        file.write(b"ab")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place, mark = storage(tmp_path), "0123456789abcdef"
+    with refused(StorageError, path=str(tmp_path / "step-1")):
+        place.stage("step-1", [("a.receipt", cut)], mark=mark)
+    place.stage("step-1", [("a.receipt", lambda file: file.write(b"failed"))], mark=mark)
+    assert place.staged("step-1", "a.receipt", mark=mark) == b"failed"
+
+
 def test_parts_of_an_upload_that_fails_are_given_up(s3: dict[str, Any]) -> None:
     place = storage(f"s3://{BUCKET}/{uuid.uuid4().hex}", storage_options={**s3, "default_block_size": 5 << 20})
     with pytest.raises(ValueError, match="stop"), place.create("large") as file:  # noqa: PT012
@@ -307,6 +320,28 @@ def test_a_file_may_be_forgotten_by_another_thread_at_any_moment() -> None:
     assert place.size("f") == 10
     place._files = Forgetting(place._files)
     assert place.read("f", 2, 3) == b"234"
+    place._driver().store.clear()
+
+
+@pytest.mark.parametrize("error", [None, FileExistsError("it is there"), OSError("HDFS rename failed")])
+def test_a_file_is_replaced_where_the_driver_renames_over_none(error: OSError | None) -> None:
+    class Careful(type(fsspec.filesystem("memory"))):  # type: ignore[misc]
+        """Renames as WebHDFS does, which only answers that it did not."""
+
+        cachable = False
+
+        def mv(self, path1: str, path2: str, **_: Any) -> None:
+            if not self.exists(path2):
+                super().mv(path1, path2)
+            elif error is not None:
+                raise error
+
+    place = FsspecStorage(f"memory://{uuid.uuid4().hex}")
+    place._fs = Careful()
+    put(place, "f", b"first")
+    put(place, "f", b"second")
+    assert place.read("f") == b"second"
+    assert len(place._driver().ls(place._root)) == 1
     place._driver().store.clear()
 
 

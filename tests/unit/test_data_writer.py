@@ -87,7 +87,10 @@ IN_PROCESSES = """
 import sys, numpy as np
 from tfdist import data
 texts = [b"x" * (place % 13) for place in range(101)]
+import pyarrow
+table = pyarrow.table({"x": np.arange(101.0), "text": texts})
 for processes in (1, 2):  # no guard of __main__: it is not run again
+    data.write(table, f"table{processes}", num_shards=5, processes=processes)
     data.write({"x": np.arange(101.0)}, f"fixed{processes}", num_shards=5, processes=processes)
     data.write({"text": texts}, f"texts{processes}", num_shards=5, processes=processes)
 """
@@ -95,7 +98,7 @@ for processes in (1, 2):  # no guard of __main__: it is not run again
 
 def test_processes_give_the_same_bytes_in_a_relative_folder(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", IN_PROCESSES], cwd=tmp_path, timeout=DEADLINE_SECONDS, check=True)
-    for kind in ("fixed", "texts"):
+    for kind in ("fixed", "texts", "table"):
         assert len(data.open(tmp_path / f"{kind}1")) == 101
         assert content(tmp_path / f"{kind}1") == content(tmp_path / f"{kind}2")
 
@@ -366,6 +369,11 @@ def test_cuts_are_contiguous_and_as_equal_as_examples_allow(sizes: list[int], sh
     if max(sizes) * shards * 2 < sum(sizes):
         totals = [sum(sizes[start:stop]) for start, stop in found]
         assert max(totals) <= sum(sizes) / shards + max(sizes)
+
+
+def test_shards_of_very_many_bytes_are_equal() -> None:
+    found = cuts(8, sizes=np.full(8, 2**59), example_bytes=1, num_shards=4, shard_bytes=1)
+    assert found == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
 def test_shards_of_many_examples_are_balanced_to_two_percent() -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,23 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     one.add(rows(3))
     one._rows[1, Column.SEQUENCE] = 0
     assert row_ring.read(one.path)[:, Column.STEP].tolist() == [0, 2]
+    one.close()
+
+
+def test_a_row_that_is_overwritten_while_it_is_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Ring(tmp_path / "worker-0")
+    one.add(rows(row_ring.ROWS))
+    from_file = np.fromfile
+
+    def meanwhile(*given: Any) -> np.ndarray:
+        found = from_file(*given)
+        one.add(rows(1, row_ring.ROWS))
+        return found
+
+    monkeypatch.setattr(np, "fromfile", meanwhile)
+    assert row_ring.read(one.path)[:, Column.STEP].tolist() == list(range(1, row_ring.ROWS))
     one.close()
 
 
@@ -220,6 +238,27 @@ def test_a_thread_beside_the_steps_writes(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
     one.close()
     one.flush()  # after its end it writes nothing
+
+
+def test_steps_do_not_gather_after_writing_has_failed(tmp_path: Path) -> None:
+    now = Clock()
+    one, clock = recorded(tmp_path, now)
+
+    def read() -> tuple[int, np.ndarray]:
+        raise RuntimeError("the ring of the graph is gone")
+
+    one.take_stamps_from(read, of_device=True)
+    with clock.step(Kind.TRAIN, Phase.EXECUTE):
+        now.now += round(2e9 * FLUSH_SECONDS)
+    assert one._writer is not None
+    one._writer.join(60)
+    assert not one._writer.is_alive()
+    for _ in range(3):
+        with clock.step(Kind.TRAIN, Phase.EXECUTE):
+            pass
+    assert not one._steps
+    one.on_epoch_end()
+    one.close()
 
 
 def test_stamps_are_not_believed_where_the_wall_clock_was_set(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import TfdistError
+from tfdist.processes.pool import task_pool
 from tfdist.processes.pool.task_pool import TaskPool, in_processes
 
 SCRIPT = """
@@ -26,6 +28,20 @@ print(sorted(in_processes(halved, [(7,), (9,)], 2)), sys.modules.keys() & {"tens
 
 def children() -> list[int]:
     return [child.pid for child in psutil.Process().children() if "task_worker" in " ".join(child.cmdline())]
+
+
+def test_tasks_are_taken_a_few_at_a_time() -> None:
+    taken: list[int] = []
+
+    def tasks() -> Iterator[tuple[int, int]]:
+        for number in range(40):
+            taken.append(number)
+            yield number, 7
+
+    results = in_processes(divmod, tasks(), 2)
+    found = [next(results) for _ in range(3)]
+    assert len(taken) <= 3 + 2 * (1 + task_pool._AHEAD)
+    assert sorted([*found, *results]) == [divmod(number, 7) for number in range(40)]
 
 
 def test_what_a_script_defines_runs_without_the_script(tmp_path: Path) -> None:

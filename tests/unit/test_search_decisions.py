@@ -41,6 +41,7 @@ from tfdist.tune.search.search_schedulers import (
     restarts,
     rungs_of,
 )
+from tfdist.tune.search.search_space import Values
 
 
 class Paper:
@@ -181,6 +182,17 @@ def test_hyperband_compares_whole_rungs() -> None:
     ended = {one.trial for one in journal[:first] if isinstance(one, End)}
     assert ended >= set(range(9))
     assert sum(3 in one.results for one in list(history.trials.values())[:9]) == 3
+
+
+def test_hyperband_draws_values_for_the_trials_that_it_starts() -> None:
+    asked: list[int] = []
+
+    def sampler(trial: int, history: History) -> Values:
+        asked.append(trial)
+        return {}
+
+    scheduler = Hyperband(sampler=sampler, trials=100, rungs=rungs_of(81, 1, 3), eta=3)
+    assert [one.trial for one in scheduler.decide(History(slots=2))] == asked == [0, 1]
 
 
 def test_the_median_rule_stops_what_is_behind() -> None:

@@ -1,8 +1,10 @@
 """Ranges of hyper-parameters: read, drawn, laid out as a grid, perturbed; and what a script without a search gets."""
 
 import contextlib
+import errno
 import json
 import math
+import os
 import random
 from pathlib import Path
 
@@ -106,6 +108,12 @@ def test_integers_are_not_listed() -> None:
         grid(parse_space(["n=int:0:4294967295:1000000", "m=int:1:4294967295"]))
 
 
+@pytest.mark.parametrize("text", ["int:0:4294967295:1.5", "int-log:1:4294967295:1.0000001", "linear:0:1:1e-9"])
+def test_values_that_would_be_listed_are_counted_first(text: str) -> None:
+    with refused(ConfigError, name="n"):
+        parse_space([f"n={text}"])
+
+
 @pytest.mark.parametrize("parameter", SPACE.values())
 def test_parameters_go_through_json(parameter: Range | Choice) -> None:
     assert from_json(json.loads(json.dumps(to_json(parameter)))) == parameter
@@ -169,6 +177,19 @@ def test_a_loop_of_ones_own_ends_where_it_pauses(tmp_path: Path, monkeypatch: py
         report(0.5, step=3)
     assert not ended.value.code
     assert len((tmp_path / "reports.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_report_that_a_full_disk_has_cut_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ReportFiles(2, tmp_path)
+    write_report(request(tmp_path), {"loss": 1.0}, 1)
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:14]))
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            write_report(request(tmp_path), {"loss": 2.0}, 2)
+    assert [one.step for one in files.news() if isinstance(one, Report)] == [1]
+    write_report(request(tmp_path), {"loss": 3.0}, 3)
+    assert [one.step for one in files.news() if isinstance(one, Report)] == [3]
 
 
 def test_a_paused_loop_waits_for_orders_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,33 @@ def test_where_one_is_not_measured_none_goes_on(ends: str, kind: type[TfdistErro
     seconds = 1.0 if ends == "waits" else 60.0
     with refused(kind, path=None if ends == "refused" else "train.py", mentions=facts):
         profiling.profiled(script(ends), processes=2, timeout_seconds=seconds)
+
+
+def test_what_the_script_has_started_ends_with_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reads = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    command = ["sh", "-c", f"sleep 300 > {tmp_path / 'pipe'} & wait"]
+    try:
+        with profiling._running(command, dict(os.environ), tmp_path / "log"):
+            _wait_for(lambda: _is_written_to(reads))
+        _wait_for(lambda: not _is_written_to(reads))
+    finally:
+        os.close(reads)
+
+
+def _is_written_to(pipe: int) -> bool:
+    try:
+        os.read(pipe, 1)  # nothing, where nobody has the other end
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 200
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_each_of_several_has_a_gpu_of_its_own() -> None:

@@ -130,6 +130,8 @@ class Monitor(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to record."""
         self._end()  # of a `fit` that was interrupted
+        self._work, self._warnings, self.verdict = _Work(None, None), [], ()  # not those of an earlier `fit`
+        self.model_flops_per_second = self.model_flops_utilization = None
         rank = _rank()
         atexit.register(self._end)
         try:

@@ -75,8 +75,8 @@ def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
     _require_alike(shards, [shard.shape for shard in shards])
     dtype = shards[0].dtype
     if dtype.kind in "iu":
-        share, rest = np.divmod(np.sum(np.stack(shards), axis=0, dtype=dtype), count)
-        return np.asarray(share + (index < rest)).astype(dtype)
+        share, rest = _divided(shards, count)
+        return _narrowed(share + (index < rest), dtype)
     if dtype.kind == "b":
         raise ConfigError("bools cannot be added up; choose another rule.", name="rule", received="sum")
     total = np.zeros(shards[0].shape, np.float64)  # also of 16 bits
@@ -87,9 +87,33 @@ def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
 
 def _mean(shards: Sequence[_Array], index: int, count: int) -> _Array:
     _require_alike(shards, [shard.shape for shard in shards])
-    mean = np.mean([shard.astype(np.float64) for shard in shards], axis=0)
     dtype = shards[0].dtype
-    return np.asarray(np.rint(mean) if dtype.kind in "iub" else mean).astype(dtype)
+    if dtype.kind in "iu":
+        share, rest = _divided(shards, len(shards))
+        is_up = 2 * rest + share % 2 > len(shards)  # a half goes to the even neighbour, as `numpy.rint` has it
+        return _narrowed(share + is_up, dtype)
+    mean = np.mean([shard.astype(np.float64) for shard in shards], axis=0)
+    return np.asarray(np.rint(mean) if dtype.kind == "b" else mean).astype(dtype)
+
+
+def _divided(shards: Sequence[_Array], count: int) -> tuple[_Array, _Array]:
+    """Return the sum of integer shards divided by a number, and the rest; the sum itself may need more bits."""
+    wide = np.uint64 if shards[0].dtype.kind == "u" else np.int64
+    parts = [np.divmod(shard.astype(wide), wide(count)) for shard in shards]
+    more, rest = np.divmod(sum(part for _, part in parts), wide(count))
+    return sum(part for part, _ in parts) + more, rest
+
+
+def _narrowed(values: _Array, dtype: np.dtype[Any]) -> _Array:
+    """Return integers in a dtype that has to hold them."""
+    limits = np.iinfo(dtype)
+    if values.size and not limits.min <= int(values.min()) <= int(values.max()) <= limits.max:
+        raise ConfigError(
+            f"a part of the sum is {int(values.max())}, which {dtype} cannot hold. Continue with as many as before.",
+            name="rule",
+            received="sum",
+        )
+    return np.asarray(values).astype(dtype)
 
 
 def _concatenate(shards: Sequence[_Array], index: int, count: int) -> _Array:

@@ -153,9 +153,13 @@ class BlockCache:
             self._start()
         have: dict[Block, bytes] = {}
         while missing := [block for block in blocks if block not in have]:
-            ours, theirs = self._claim(missing, have)
-            if ours:
-                have.update(self._fetched(ours, fetch))
+            ours: list[Block] = []
+            try:
+                theirs = self._claim(missing, have, ours)
+                have.update(self._fetched(sorted(ours), fetch) if ours else {})
+            finally:  # whatever happened, no thread waits for this one any longer
+                if ours:
+                    self._release(ours, have)
             for block, future in theirs.items():
                 data = _result(future, block)
                 if data is not None:  # else its thread failed, and this one tries in the next round
@@ -163,10 +167,9 @@ class BlockCache:
         return have
 
     def _claim(
-        self, missing: list[Block], have: dict[Block, bytes]
-    ) -> tuple[list[Block], dict[Block, Future[bytes | None]]]:
-        """Take the blocks that the store has; divide the others into those to fetch here and those on their way."""
-        ours: list[Block] = []
+        self, missing: list[Block], have: dict[Block, bytes], ours: list[Block]
+    ) -> dict[Block, Future[bytes | None]]:
+        """Take the blocks that the store has; add those to fetch here to ``ours``, and return those on their way."""
         theirs: dict[Block, Future[bytes | None]] = {}
         with self._lock:
             for block in missing:
@@ -176,26 +179,28 @@ class BlockCache:
                 elif block in self._coming:
                     theirs[block] = self._coming[block]
                 else:
+                    ours.append(block)  # first: an interruption in between must leave nothing that is on its way
                     self._coming[block] = Future()
-                    ours.append(block)
             self._count(hits=len(missing) - len(ours), misses=len(ours))
-        return sorted(ours), theirs
+        return theirs
 
     def _fetched(self, ours: list[Block], fetch: Callable[[list[Range]], Sequence[bytes]]) -> dict[Block, bytes]:
+        wanted = [(b.file.name, b.number * self._block_bytes, self._length(b)) for b in ours]
         done: dict[Block, bytes] = {}
-        try:
-            wanted = [(b.file.name, b.number * self._block_bytes, self._length(b)) for b in ours]
-            for block, one, data in zip(ours, wanted, fetch(wanted), strict=True):
-                require_length(one, data)
-                done[block] = data
-        finally:  # whatever happened, no thread waits for this one any longer
-            complete = done if len(done) == len(ours) else {}
-            with self._lock:
-                for block in ours:
-                    if block in complete:
-                        self._count(evicted=self._store.put(block, complete[block]))
-                    self._coming.pop(block).set_result(complete.get(block))
+        for block, one, data in zip(ours, wanted, fetch(wanted), strict=True):
+            require_length(one, data)
+            done[block] = data
+        with self._lock:
+            for block, data in done.items():
+                self._count(evicted=self._store.put(block, data))
         return done
+
+    def _release(self, ours: list[Block], have: dict[Block, bytes]) -> None:
+        """Let threads that wait for these blocks have them, or try themselves."""
+        with self._lock:
+            for block in ours:
+                if (future := self._coming.pop(block, None)) is not None:
+                    future.set_result(have.get(block))
 
     def _count(self, *, hits: int = 0, misses: int = 0, evicted: int = 0) -> None:
         now = self._counts
@@ -304,11 +309,16 @@ class _Folder:
         self._bytes, self._written = 0, self._limit_bytes
 
     def _make_room(self, size: int) -> int:
-        """Remove the least recently used blocks until another block of ``size`` bytes fits."""
+        """Remove the least recently used blocks of a full folder, until about a 16th of the limit is free."""
         files = sorted(self._files(), key=lambda file: file[1])
         total, evicted = sum(size for _, _, size in files), 0
+        if total + size <= self._limit_bytes:
+            self._bytes, self._written = total, 0
+            return 0
+        # room for more than one: else a full folder is looked through for every block
+        most = self._limit_bytes - max(0, self._limit_bytes // _SLACK - size)
         for path, _, length in files:
-            if total + size <= self._limit_bytes:
+            if total + size <= most:
                 break
             with suppress(OSError):
                 os.unlink(path)

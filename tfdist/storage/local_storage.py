@@ -315,6 +315,7 @@ class LocalStorage:
 
     def _fill(self, folder: Path, files: NewFiles) -> None:
         for name, fill in files:
+            (folder / name).unlink(missing_ok=True)  # of an attempt that has failed
             with (folder / name).open("xb", buffering=_SMALL_BUFFER) as file:
                 fill(file)
                 file.flush()

@@ -323,7 +323,8 @@ class FsspecStorage:
             is_whole = True
         finally:
             if is_joint:
-                seen.update(folder.names())
+                with suppress(StorageError):  # what is left does no harm, and an error here would hide the other
+                    seen.update(folder.names())
             for file in seen:
                 is_ours = mark_of(file) == mark
                 is_next = is_joint and mark_of(file)[:RUN_DIGITS] == mark[:RUN_DIGITS] and mark_of(file) > mark
@@ -426,9 +427,19 @@ def _rename(fs: Any, source: str, target: str) -> None:
         return
     try:
         fs.mv(source, target)
-    except FileExistsError:  # some do not rename over a file
+        is_left = _exists(fs, source)  # WebHDFS says in its answer alone that it has not renamed
+    except OSError:
+        if not (_exists(fs, source) and _exists(fs, target)):
+            raise
+        is_left = True
+    if is_left:  # some do not rename over a file
         fs.rm_file(target)
         fs.mv(source, target)
+
+
+def _exists(fs: Any, path: str) -> bool:
+    fs.invalidate_cache(path.rpartition("/")[0])
+    return bool(fs.exists(path))
 
 
 def _discard(fs: Any, remote: Any, target: str, *, is_named: bool) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -212,7 +213,8 @@ def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> It
         yield process
     finally:
         if process.poll() is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what the script has started, too
             process.wait()
 
 

@@ -66,6 +66,10 @@ def flops_of_a_training() -> None:
     assert monitor.model_flops_per_second is not None
     np.testing.assert_allclose(monitor.model_flops_per_second, per_step / seconds, rtol=0.06)  # it is rounded there
     assert monitor.model_flops_utilization == monitor.model_flops_per_second / 2e9
+    monitor.flops = False
+    model.fit(x[:8], y[:8], batch_size=4, verbose=0, callbacks=[monitor])
+    assert monitor.verdict
+    assert monitor.model_flops_per_second is monitor.model_flops_utilization is None, "they are of the fit before"
 
 
 flops_of_a_training()

@@ -186,7 +186,8 @@ class Examples:
     def column(self, name: str) -> NDArray[Any]:
         """Return an array of the index for all shards, such as ``value:label``; integers may have a smaller type."""
         if name not in self._columns:
-            found: dict[str, NDArray[Any]] = {}
+            empty = arrays_of(0, self.schema, self.manifest.layout).items() if not self.manifest.shards else ()
+            found: dict[str, NDArray[Any]] = {key: np.zeros((0, *shape[1:]), dtype) for key, (dtype, shape) in empty}
             for number, shard in enumerate(self.manifest.shards):
                 with self.binding.explained():  # not `index`, which keeps it: indices would take most of the memory
                     part = self._indices.get(number) or self._load(shard)
@@ -311,6 +312,7 @@ class Binding:
         self._same: Any = None  # the state of the manifest's file when it was the expected one
         self._looked = -math.inf  # when that was last known
         self._lock = threading.Lock()
+        self._alike: dict[Any, list[Shard]] = {}  # shards by what tells most of them apart; made when it is asked for
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None}
@@ -446,7 +448,12 @@ class Binding:
     def _twin(self, number: int) -> Shard | None:
         """Return the shard that this file holds, of those that begin and end alike; reads the whole file."""
         ours = self._manifest.shards[number]
-        alike = [s for s in self._manifest.shards if (s.ends, s.bytes) == (ours.ends, ours.bytes)]
+        if not self._alike:
+            found: dict[Any, list[Shard]] = {}
+            for shard in self._manifest.shards:
+                found.setdefault((shard.ends, shard.bytes), []).append(shard)
+            self._alike = found  # at once: another thread may ask
+        alike = self._alike[ours.ends, ours.bytes]
         if all(shard.crc32c == ours.crc32c for shard in alike):
             return None
         crc = Content(self._place, ours.file).crc()

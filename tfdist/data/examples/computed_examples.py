@@ -12,7 +12,7 @@ from tfdist.data.examples.checked_examples import Binding, Examples
 from tfdist.data.examples.fetch import PAYLOAD, Failures, objects
 from tfdist.data.format import record_framing
 from tfdist.data.format.data_manifest import Manifest, Shard
-from tfdist.data.format.schema import GENERIC, TEXT, Schema
+from tfdist.data.format.schema import GENERIC, TEXT, Feature, Schema
 from tfdist.data.format.shard_index import Index
 from tfdist.data.writing.encode import Encoder
 from tfdist.errors import ConfigError, CorruptDataError
@@ -110,11 +110,14 @@ class ComputedFetcher:
         self.names = [PAYLOAD] if is_parsed else list(schema)
         self._encode = Encoder(schema, GENERIC)
         self._reported: set[int] = set()
+        self._stand_in: int | None = None
 
     def __call__(self, ids: _Ids) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
         if self.names == [PAYLOAD]:
             payloads, weight = self.payloads(ids)
             return {PAYLOAD: payloads}, weight
+        if not len(ids):  # which a batch that is drawn at random may be
+            return {name: _none_of(feature) for name, feature in self.examples.schema.items()}, np.ones(0, np.float32)
         found, weight = self._sound(ids)
         columns = {}
         for name, feature in self.examples.schema.items():
@@ -128,6 +131,8 @@ class ComputedFetcher:
 
     def payloads(self, ids: _Ids) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """Return the examples as bytes of tf.train.Example, and their weights."""
+        if not len(ids):
+            return objects([]), np.ones(0, np.float32)
         found, weight = self._sound(ids)
         if PAYLOAD in found:
             return objects(found[PAYLOAD]), weight
@@ -181,8 +186,16 @@ class ComputedFetcher:
         return True
 
     def _any_sound(self, near: int, names: list[str]) -> int:
-        count = len(self.examples)
-        for step in range(1, count):
+        count, steps = len(self.examples), range(1, len(self.examples))
+        for step in steps if self._stand_in is None else (self._stand_in - near, *steps):
             if self._is_sound((near + step) % count, names):
-                return (near + step) % count
+                self._stand_in = (near + step) % count  # the next batch of a long corrupt stretch need not look for it
+                return self._stand_in
         raise CorruptDataError(f"no example of {self.examples.url} is sound.", path=self.examples.url)
+
+
+def _none_of(feature: Feature) -> NDArray[Any]:
+    """Return the column of no examples, as `ComputedFetcher` has it."""
+    if feature.size is None or feature.dtype == TEXT:
+        return objects([])
+    return np.zeros((0, *(dim or 0 for dim in feature.shape)), feature.dtype)

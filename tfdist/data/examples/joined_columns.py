@@ -51,6 +51,8 @@ class JoinedFetcher:
         if self.names == [PAYLOAD]:
             payloads, weight = self.payloads(ids)
             return {PAYLOAD: payloads}, weight
+        if not len(ids):  # each of them has the same columns
+            return self._parts[0](ids)
         weight = np.ones(len(ids), np.float32)
         columns: dict[str, NDArray[Any]] = {}
         for place, here in self.examples.by_part(ids):

@@ -5,7 +5,8 @@ length of an epoch. Tests pin `Balanced` and what it computes, as they do the or
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -49,9 +50,8 @@ class Balanced:
         positions = np.asarray(positions, np.int64) + epoch * self.examples
         cycle = positions // count
         kind = np.empty_like(positions)
-        for number in np.unique(cycle):
-            here = cycle == number
-            kind[here] = Permutation(count, "slots", seed, int(number))(positions[here] - number * count)
+        for number, here in _alike(cycle):
+            kind[here] = Permutation(count, "slots", seed, number)(positions[here] - number * count)
         return self._classes.taken(seed, kind, cycle)
 
 
@@ -130,11 +130,18 @@ class _Classes:
             members = self._members[which]
             lap, place = turn[here] // len(members), turn[here] % len(members)
             inside = np.empty_like(place)
-            for number in np.unique(lap):
-                now = lap == number
-                inside[now] = Permutation(len(members), "class", seed, which, int(number))(place[now])
+            for number, now in _alike(lap):
+                inside[now] = Permutation(len(members), "class", seed, which, number)(place[now])
             found[here] = members[inside]
         return found
+
+
+def _alike(numbers: Ids) -> Iterator[tuple[int, Ids]]:
+    """Yield each number that occurs, and its places; a search for each would take the square of the time."""
+    order = np.argsort(numbers, kind="stable")
+    found, begins = np.unique(numbers[order], return_index=True)
+    bounds = itertools.pairwise([*begins.tolist(), len(order)])
+    yield from zip(found.tolist(), (order[begin:end] for begin, end in bounds), strict=True)
 
 
 def met_of(levels: Levels, positions: int | Ids, *key: int | str) -> Ids:

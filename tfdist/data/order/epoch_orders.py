@@ -21,6 +21,8 @@ TABLE = 4096
 _AT_ONCE = 1 << 16  # positions
 _MANY = 1 << 10  # number of values above which a sum for each permutation is faster than arrays of keys
 _KEPT_BLOCKS = 4
+_ONLY = np.zeros(1, np.int64)
+_ONLY.flags.writeable = False
 Ids = NDArray[np.int64]
 
 
@@ -77,6 +79,8 @@ class Permutation:
 
     @property
     def table(self) -> Ids | None:
+        if self.size == 1:  # as of a class with one example, of which each turn has a permutation of its own
+            return _ONLY
         return _table(self.size, *self._key) if self.size <= TABLE else None
 
 

@@ -1,9 +1,11 @@
 """A cache of decoded examples, in memory or in local files, found by number in any order."""
 
+import errno
 import os
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.errors import ConfigError
+from tfdist.storage.files import explained
 
 MEMORY = "memory"
 _LARGEST_PART = 0.8  # of what is free
@@ -76,8 +79,15 @@ class DecodedCache:
         whole = (self._count, *shape)
         if self._where == MEMORY:
             return np.zeros(whole, dtype)
-        with tempfile.TemporaryFile(dir=_existing(self._where)) as file:
-            file.truncate(max(1, int(np.prod(whole, dtype=object)) * dtype.itemsize))
+        folder, size = _existing(self._where), int(np.prod(whole, dtype=object)) * dtype.itemsize
+        # a file with holes would end this process by a signal once the disk is full
+        with explained(Path(folder), "written"), tempfile.TemporaryFile(dir=folder) as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, max(1, size))
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                file.truncate(max(1, size))  # this file system reserves nothing
             return np.memmap(file, dtype, "r+", shape=whole)
 
     def _put(self, ids: NDArray[np.int64], *values: Any) -> np.bool_:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from tfdist.errors import ConfigError, TfdistError
 _PREFETCHED = 2  # batches
 _MOST_AT_ONCE = 16
 _EARLY = 2  # chunks of batches that are prepared at once
+_KINDS = 8  # shares, with the examples that they are of, for which batches are known
 
 Features = dict[str, Any]
 _logger = logging.getLogger(__name__)
@@ -120,14 +121,16 @@ class Pipeline:
         Whole batches set the position when the last one is handed out; a reader of shares sets it itself.
         """
         # iterators of former shares, or of examples of before an appending, may still read ahead
-        known: list[tuple[tuple[Share, Identity], BatchChunks]] = []
+        known: dict[int, tuple[tuple[Share, Identity], BatchChunks]] = {}
 
         def chunks_now() -> tuple[int, BatchChunks]:
-            mine = WHOLE if share is None else share()
-            if not known or known[-1][0] != (mine, self.identity):
-                made = BatchChunks(self.order, self.seed, self.batches, mine, examples=self._reader.examples)
-                known.append(((mine, self.identity), made))
-            return len(known) - 1, known[-1][1]
+            key = WHOLE if share is None else share(), self.identity
+            kind = next((kind for kind, (other, _) in known.items() if other == key), max(known, default=-1) + 1)
+            if kind not in known:
+                made = BatchChunks(self.order, self.seed, self.batches, key[0], examples=self._reader.examples)
+                known[kind] = key, made
+                known.pop(kind - _KINDS, None)  # each keeps the orders of many examples
+            return kind, known[kind][1]
 
         def begin() -> np.ndarray[Any, Any]:
             self.examples.binding.require_manifest()
@@ -175,12 +178,7 @@ class Pipeline:
         return batches.map(_as_it_is(lambda is_last, data: tensor_columns.after(is_last, end, data)))
 
     def _early(
-        self,
-        known: Sequence[tuple[Any, BatchChunks]],
-        epoch: tf.Tensor,
-        start: tf.Tensor,
-        number: tf.Tensor,
-        kind: tf.Tensor,
+        self, known: Mapping[int, Any], epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, kind: tf.Tensor
     ) -> dict[str, Any]:
         """Return the values that are prepared for several batches at once, batches first."""
 

@@ -256,7 +256,7 @@ def _order_of(
         return epoch_orders.Full(count, compiled=compiled)
     if order == "none":
         return epoch_orders.Sequential(count)
-    mean = max(1, manifest.total_bytes // manifest.examples)
+    mean = max(1, manifest.total_bytes // max(1, manifest.examples))
     return epoch_orders.Block(count, max(1, min(count, _BLOCK_BYTES // mean)), _WINDOW)
 
 

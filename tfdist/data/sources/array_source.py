@@ -5,6 +5,7 @@ The members of an archive (.npz) are features; a single array (.npy) is one, nam
 """
 
 import contextlib
+import copy
 import hashlib
 import os
 import zipfile
@@ -56,6 +57,7 @@ class Arrays:
     ) -> None:
         self.schema, self._arrays = schema, arrays
         self.count: int | None = count
+        self._first = 0  # the number of the first example that the arrays have
         self.sizes: NDArray[np.int64] | None = _sizes(schema, arrays, count)
         self.identity: dict[str, Any] = identity or {
             "kind": "arrays",
@@ -71,15 +73,21 @@ class Arrays:
         at = start
         while at < end:
             last = min(end, at + self._rows(at))
-            yield {
-                name: column(name, feature, self._arrays[name][at:last], at) for name, feature in self.schema.items()
-            }
+            rows = slice(at - self._first, last - self._first)
+            yield {name: column(name, feature, self._arrays[name][rows], at) for name, feature in self.schema.items()}
             at = last
+
+    def part(self, start: int, stop: int) -> "Arrays":
+        """Return a source with the arrays of these examples alone."""
+        found, rows = copy.copy(self), slice(start - self._first, stop - self._first)
+        found._first, found._arrays = start, {name: array[rows] for name, array in self._arrays.items()}
+        found.sizes = None if self.sizes is None else self.sizes[rows]
+        return found
 
     def _rows(self, at: int) -> int:
         if self.sizes is None:
             return examples_per_block(bytes_per_example(self.schema))
-        ahead = self.sizes[at : at + 1024]
+        ahead = self.sizes[at - self._first : at - self._first + 1024]
         return examples_per_block(int(ahead.max()), len(ahead))
 
 

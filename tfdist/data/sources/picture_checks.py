@@ -1,12 +1,13 @@
 """A source whose pictures are decoded before they are written, so that a broken one is reported by name."""
 
+import copy
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tfdist.data.format.picture_decoding import WORTH_A_PROCESS, Look, look_at, pictures_of
-from tfdist.data.sources.protocol import Block, Source, length
+from tfdist.data.sources.protocol import Block, Source, length, part_of
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.processes.pool.task_pool import TaskPool
 
@@ -44,7 +45,7 @@ class Checked:
         self._convert = convert
         self._pool: TaskPool | None = pool
         self._following = following
-        self._first = 0
+        self._is_part = False
         self.schema, self.count, self.sizes = source.schema, source.count, source.sizes
         self.seekable, self.identifies = source.seekable, source.identifies
         self.identity = {**source.identity, "pictures": "converted" if convert else "checked"}
@@ -53,14 +54,11 @@ class Checked:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None, "_following": None}
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "part" or not hasattr(self._source, "part"):  # not every source can be cut
-            raise AttributeError(name)
-        return self._part
-
-    def _part(self, start: int, stop: int) -> "Checked":
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__, _source=self._source.part(start, stop), _first=start)  # type: ignore[attr-defined]
+    def part(self, start: int, stop: int) -> "Checked":
+        """Return a source of these pictures alone if they are in memory."""
+        found = copy.copy(self)
+        found._source = part_of(self._source, start, stop)
+        found._is_part = found._source is not self._source
         return found
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
@@ -91,15 +89,15 @@ class Checked:
 
     def _where(self, number: int, name: str) -> str:
         path_of = getattr(self._source, "path_of", None)
-        return f"{name!r} of example {self._first + number}" if path_of is None else str(path_of(number))
+        return f"{name!r} of example {number}" if path_of is None else str(path_of(number))
 
     def _rest(self, looked: Any, at: int, stop: int | None) -> list[tuple[str, Look]]:
-        """Return all other bad pictures, so that one run reports all of them."""
+        """Return all other bad pictures that are known here, so that one run reports all of them."""
         bad: list[tuple[str, Look]] = []
         for block, looks in looked:
             bad += self._bad(at, looks)
             at += length(block)
-        if self.seekable and stop is not None and (self.count or 0) > stop:
+        if self.seekable and not self._is_part and stop is not None and (self.count or 0) > stop:
             for block, looks in self._looked(self._source.blocks(stop, None)):
                 bad += self._bad(stop, looks)
                 stop += length(block)

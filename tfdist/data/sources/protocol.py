@@ -46,6 +46,16 @@ class Source(Protocol):
         """Yield the examples from ``start`` to ``stop`` (None: all that are left), in blocks of any size."""
 
 
+def part_of(source: Source, start: int, stop: int) -> Source:
+    """Return a source that gives these examples, with the numbers that they have, and is sent to another process.
+
+    Of a source in memory only these examples are sent; one that is read from files is sent by their names.
+    """
+    part = getattr(source, "part", None)
+    found: Source = source if part is None else part(start, stop)
+    return found
+
+
 def length(block: Block) -> int:
     return len(next(iter(block.values())))
 

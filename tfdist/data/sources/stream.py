@@ -1,5 +1,6 @@
 """Examples that come one by one: from a generator, an iterable, a list, or a function that returns an iterator."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -106,16 +107,25 @@ class Listed:
 
     def __init__(self, schema: Schema, examples: Sequence[Any]) -> None:
         self.schema, self._examples = schema, examples
+        self._first = 0  # the number of the first example in the list
         self.count: int | None = len(examples)
         if not schema.is_fixed:
             self.sizes = np.fromiter(map(weight_of, examples), np.int64, len(examples))
         self.identity: dict[str, Any] = {"kind": "list", "count": len(examples)}
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        end = min(len(self._examples), len(self._examples) if stop is None else stop)
-        step = _rows(self.schema)
+        end = self._first + len(self._examples)
+        end, step = end if stop is None else min(stop, end), _rows(self.schema)
         for first in range(start, end, step):
-            yield block(self.schema, self._examples[first : min(first + step, end)], first)
+            rows = slice(first - self._first, min(first + step, end) - self._first)
+            yield block(self.schema, self._examples[rows], first)
+
+    def part(self, start: int, stop: int) -> "Listed":
+        """Return a source with a list of these examples alone."""
+        found, rows = copy.copy(self), slice(start - self._first, stop - self._first)
+        found._first, found._examples = start, self._examples[rows]
+        found.sizes = None if self.sizes is None else self.sizes[rows]
+        return found
 
 
 def is_table(value: Any) -> bool:

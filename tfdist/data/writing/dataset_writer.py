@@ -16,7 +16,7 @@ from tfdist.data.format.revisions import next_revision, shard_name, written_in
 from tfdist.data.format.schema import FIXED, Schema, label_of, layout_of, with_rounding
 from tfdist.data.sources import Options, open_source, source_files, splits_of
 from tfdist.data.sources.picture_checks import checked
-from tfdist.data.sources.protocol import Source
+from tfdist.data.sources.protocol import Source, part_of
 from tfdist.data.writing import journal as journals
 from tfdist.data.writing import write_splits
 from tfdist.data.writing.encode import Chunks, Encoded, Encoder, blocks_from
@@ -353,18 +353,22 @@ class _Job:
         if not self._source.identifies:
             for number, shard in self._journal.shards.items():
                 start, stop = plan[number] if number < len(plan) else plan[-1]
-                source, first, last = self._part(start, stop)
-                self._need_same(shard, start, map(encode, source.blocks(first, last)))
+                self._need_same(shard, start, map(encode, self._source.blocks(start, stop)))
         open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
-        tasks = [(number, self._name(number), *self._part(*plan[number])) for number in open_]
+        source, schema, layout = self._source, self._schema, self._layout
+        bounds = ((number, self._name(number), *plan[number]) for number in open_)
         if processes > 1 and len(open_) > 1:
             from tfdist.processes.pool.task_pool import in_processes
 
-            fixed = self._place.url, *self._options, self._schema, self._layout
-            done = in_processes(write_shard, [(*fixed, *task) for task in tasks], processes)
+            fixed = self._place.url, *self._options, schema, layout
+            # one after the other: each may have a copy of its examples
+            tasks = ((*fixed, number, name, part_of(source, *span), *span) for number, name, *span in bounds)
+            done = in_processes(write_shard, tasks, processes)
         else:
-            at, schema, layout = self._place, self._schema, self._layout
-            done = ((task[0], one_shard(at, schema, layout, *task[1:], self._report)) for task in tasks)
+            at, report = self._place, self._report
+            done = (
+                (number, one_shard(at, schema, layout, name, source, *span, report)) for number, name, *span in bounds
+            )
         self._report()
         for number, shard in done:
             self._journal.add(number, shard)
@@ -373,11 +377,6 @@ class _Job:
 
     def _name(self, number: int) -> str:
         return shard_name(number + (0 if self._base is None else len(self._base.shards)), self._journal.revision)
-
-    def _part(self, start: int, stop: int) -> tuple[Source, int, int]:
-        """Return a source with only the examples of a shard, if it can be cut, and the bounds of the examples in it."""
-        part = getattr(self._source, "part", None)
-        return (self._source, start, stop) if part is None else (part(start, stop), 0, stop - start)
 
     def _in_order(self, ends: list[int] | None) -> list[Shard]:
         """Write shards from a source that is read once, each up to its given end or until it has its bytes."""

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files
                 path=text,
             )
         entries = [entry for entry in map(source_files.entry, matched) if not entry.is_folder and entry.size]
-        known = paths.record_files(entries)
+        known = set(paths.record_files(entries))
         for entry in entries if not known else ():
             source_files.require_content(entry.path, entry.size)
         if entries and not known:
@@ -185,7 +185,8 @@ def _of_folder(url: str, folder: str, split: str | None, *, to_index: bool) -> _
         chosen = splits.chosen(several, split, where=folder)
     elif not to_index:
         _need_one_set(folder, chosen, several)
-    taken = tuple(entry for entry in entries if entry.name in chosen)
+    wanted = set(chosen)
+    taken = tuple(entry for entry in entries if entry.name in wanted)
     return _Files(url, folder, folder, taken, True) if taken else None
 
 
@@ -253,9 +254,10 @@ def _index(found: _Files, notes: LocalStorage, about: Mapping[str, Any], asked: 
     return manifest
 
 
-def _keep_only(notes: LocalStorage, names: Sequence[str]) -> None:
+def _keep_only(notes: LocalStorage, names: Collection[str]) -> None:
+    kept = set(names)
     for name in notes.names():
-        if name not in names:
+        if name not in kept:
             notes.remove(name)
 
 

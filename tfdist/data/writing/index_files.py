@@ -40,9 +40,8 @@ def put_index(
         manifest = old
     with place.create(manifests.NAME) as file:
         file.write(manifest.to_bytes())
-    for name in before - manifest.files:  # last: a reader of the manifest of before continues until then
-        if name not in shards:
-            place.remove(name)
+    for name in before - manifest.files - set(shards):  # last: a reader of the former manifest continues until then
+        place.remove(name)
     return manifest
 
 

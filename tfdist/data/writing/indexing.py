@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -90,9 +91,10 @@ def files(place: Storage, split: str | None = None) -> list[str]:
 def _check_free(place: Storage, shards: list[str], *, own: bool) -> None:
     """Refuse to write an index over a file that is not an index."""
     taken, wanted = set(place.names()), [index_name(shard) for shard in shards]
+    counts = Counter([*wanted, *shards])
     for shard, name in zip(shards, wanted, strict=True):
         plain_name(name)
-        if wanted.count(name) > 1 or name in shards:
+        if counts[name] > 1:
             raise ConfigError(f"the index of {shard} is called {name}, and so is another file's. Rename one of them.")
         if name in taken and not _OUR_INDEX.match(place.read(name, 0, min(place.size(name), 1 << 16))):
             raise ConfigError(

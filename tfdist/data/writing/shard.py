@@ -49,7 +49,7 @@ def _balanced(sums: Any, shards: int) -> list[int]:
     """Return the ends of pieces of which each has about its share, and at least one example."""
     count, ends, begin = len(sums), [], 0
     for shard in range(1, shards):
-        goal = sums[-1] * shard / shards
+        goal = int(sums[-1]) * shard / shards  # Python's numbers: the product may need more than 64 bits
         end = int(np.searchsorted(sums, goal))
         # the cut before or behind the example that crosses the line, whichever is nearer
         if end and goal - sums[end - 1] > sums[end] - goal:

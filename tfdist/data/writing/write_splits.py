@@ -88,10 +88,10 @@ def write_each(
     with place.lock():
         journal = Journal(place, {**job, "exists": exists})
         goes_on = not journal.is_new and exists != "overwrite"
-        finished = {name: read_manifest(at) for name, at in places.items() if manifests.NAME in at.names()}
-        if exists == "overwrite":
-            finished = {}
-        elif finished and exists == "raise" and not goes_on:
+        finished = {}
+        if exists != "overwrite":  # whose manifests may be damaged
+            finished = {name: read_manifest(at) for name, at in places.items() if manifests.NAME in at.names()}
+        if finished and exists == "raise" and not goes_on:
             raise ConfigError(
                 f"{places[next(iter(finished))].url} holds examples already. Choose another directory, or pass "
                 "exists='overwrite' (--overwrite) to replace all splits, or exists='keep' (--keep) to leave these.",

@@ -147,7 +147,7 @@ class Recorder(StepObserver):
 
     def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
         begun = self._open.pop(step, None)
-        if begun is None:
+        if begun is None or self._closed:  # also where writing has failed: nobody would take it away again
             return
         begun.spent, begun.end = spent, now
         self._steps.append(begun)
@@ -213,6 +213,8 @@ class Recorder(StepObserver):
                 self._is_due.clear()
                 self.flush(all_steps=False)
         except Exception as error:  # nothing that is recorded is worth a training
+            self._closed = True
+            self._steps.clear()
             text = "Recording the steps of this process has failed with %r; it ends, and training continues."
             logging.getLogger("tfdist").warning(text, error, exc_info=error)
 

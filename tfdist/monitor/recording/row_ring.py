@@ -1,7 +1,7 @@
 """A fixed-size file with a worker's last rows, written by the worker and readable by others.
 
-Neither side waits. A row's number is written last, so a row in the making has an old number, and is skipped. Loads no
-TensorFlow.
+Neither side waits. A row's number is cleared first and written last, so a row in the making has none, and one that was
+overwritten while it was read has another afterwards; both are skipped. Loads no TensorFlow.
 """
 
 import mmap
@@ -63,12 +63,15 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
     """Return the rows of a file in the order of their numbers, shape (n, WIDTH), int64."""
     with open(path, "rb") as file:
         words = np.fromfile(file, np.int64)
+        file.seek(0)
+        later = np.fromfile(file, np.int64)
     if len(words) != _WORDS or words[0] != _MAGIC or words[2] != WIDTH:
         raise ConfigError(
             f"{os.fspath(path)} is not a record of steps that this version of tfdist wrote. Watch the job with the "
             "version that runs it.",
             path=path,
         )
-    rows = words[_HEADER:].reshape(ROWS, WIDTH)
-    rows = rows[rows[:, Column.SEQUENCE] > 0]
+    rows, after = (part[_HEADER:].reshape(ROWS, WIDTH) for part in (words, later))
+    numbers = rows[:, Column.SEQUENCE]
+    rows = rows[(numbers > 0) & (numbers == after[:, Column.SEQUENCE])]
     return np.asarray(rows[np.argsort(rows[:, Column.SEQUENCE])])

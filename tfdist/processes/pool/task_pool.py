@@ -4,6 +4,7 @@ The processes do not run the script that makes the pool. A pickle is code, so it
 whose other end the parent or its own child holds.
 """
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -145,15 +146,21 @@ class _Worker:
         end_process(self.process, _END_SECONDS)
 
 
-def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], processes: int) -> Iterator[Any]:
-    """Yield results as they are ready.
+def in_processes(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], processes: int) -> Iterator[Any]:
+    """Yield results as they are ready; a few tasks are taken ahead, because each may hold much.
 
     The first error stops the other tasks, and so does leaving the iteration. No process stays.
     """
     pool = TaskPool(processes, cure="processes=1")
-    ended_well = False
+    ended_well, left, waiting = False, iter(tasks), set[Future[Any]]()
     try:
-        for future in done_heeding_signals([pool.submit(function, *task) for task in tasks]):
+        while True:
+            more = itertools.islice(left, (1 + _AHEAD) * processes - len(waiting))
+            waiting.update(pool.submit(function, *task) for task in more)
+            if not waiting:
+                break
+            future = next(done_heeding_signals(waiting))
+            waiting.remove(future)
             yield future.result()
         ended_well = True
     finally:

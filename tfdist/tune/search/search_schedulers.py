@@ -152,13 +152,13 @@ class Hyperband:
             left = history.free - len(found)
             if left <= 0:
                 break
-            found += self._of_bracket(history, numbers, rungs)[:left]
+            found += self._of_bracket(history, numbers, rungs, left)
         return found
 
-    def _of_bracket(self, history: History, numbers: range, rungs: tuple[int, ...]) -> list[Decision]:
+    def _of_bracket(self, history: History, numbers: range, rungs: tuple[int, ...], most: int) -> list[Decision]:
         fresh = [number for number in numbers if number not in history.trials]
         if fresh:
-            return [Start(number, self.sampler(number, history), rungs[0]) for number in fresh]
+            return [Start(number, self.sampler(number, history), rungs[0]) for number in fresh[:most]]
         members: list[int] = list(numbers)
         for rung, following in pairwise(rungs):
             trials = [history.trials[number] for number in members]
@@ -169,7 +169,7 @@ class Hyperband:
             chosen = [history.trials[number] for number in members]
             ready = [one for one in chosen if one.status is Status.PAUSED and one.until == rung]
             if ready:
-                return [Resume(one.number, following) for one in ready]
+                return [Resume(one.number, following) for one in ready[:most]]
             members = [one.number for one in chosen if one.until > rung]
         return []
 

@@ -55,7 +55,8 @@ class Range:
             raise ConfigError(f"the step of {name!r} is {self.step}; it must be above {least}.", name=name)
         if self.is_integer and any(one != int(one) for one in bounds):
             raise ConfigError(f"{what} is {self.low} to {self.high}; an integer range has whole bounds.", name=name)
-        if self.step is not None and (count := self._count(self.step)) > _MOST_POINTS and not self.is_integer:
+        is_range = self.is_integer and not self.is_log and self.step is not None and self.step == int(self.step)
+        if self.step is not None and not is_range and (count := self._count(self.step)) > _MOST_POINTS:
             raise ConfigError(
                 f"{what} has {count:.3g} values with the step {self.step}; it must have at most {_MOST_POINTS:,}. "
                 "Give a larger step, or none.",

@@ -1,6 +1,7 @@
 """The process of a trial: the request of the search, the values of parameters, and reports, as files of the job."""
 
 import atexit
+import errno
 import json
 import os
 import sys
@@ -316,11 +317,15 @@ def _flush_summaries() -> None:
 
 
 def _append(path: Path, content: Mapping[str, Any]) -> None:
-    """Append a line in one write, so that a reader never sees lines of two writers mixed."""
+    """Append a line in one write, so that a reader never sees lines of two writers mixed; one that was cut is ended."""
     line = json.dumps(content).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line)
+        size = os.fstat(descriptor).st_size
+        is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        line = b"\n" * is_cut + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
@@ -353,4 +358,9 @@ class ReportFiles:
             return
         whole = content[: content.rfind(b"\n") + 1]
         self._read[name] += len(whole)
-        yield from map(json.loads, whole.splitlines())
+        for line in whole.splitlines():
+            try:
+                found = json.loads(line)
+            except ValueError:  # a full disk has cut it, and its writer has failed
+                continue
+            yield found

@@ -223,14 +223,14 @@ class TrialSlots:
             deadline = time.monotonic() + (_END_SECONDS if self._is_here else _JOB_END_SECONDS)
             for one in left:
                 one.handle.wait(max(0.0, deadline - time.monotonic()))
-        for one in left:
-            self._clear(one)
+        with contextlib.ExitStack() as stack:  # an error of one leaves none of the others
+            if self._server is not None:
+                stack.callback(self._guard.forget, self._server.pid)
+                stack.callback(self._server.close)
+            for one in left:
+                stack.callback(self._clear, one)
         self._running.clear()
         self._leaving.clear()
-        if self._server is not None:
-            pid = self._server.pid
-            self._server.close()
-            self._guard.forget(pid)
 
     def _clear(self, one: _Running) -> None:
         one.handle.signal(signal.SIGKILL)  # what it has started

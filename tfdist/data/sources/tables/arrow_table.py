@@ -1,6 +1,9 @@
 """Columns of Arrow -> features, and record batches -> blocks of a source."""
 
+import copy
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -27,6 +30,7 @@ from tfdist.data.sources.tables.arrow_types import (
 from tfdist.errors import ConfigError, fields_of
 
 _FIRST_ROWS = 64
+Read = Callable[[int, int | None], tuple[int, Iterator[Any]]]
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names; others are NumPy's
 
 
@@ -116,7 +120,7 @@ class Table:
     """A `Source` of the rows of a table, whatever yields its record batches; pickled with ``read``.
 
     ``read`` takes start and stop, and returns record batches and the number of their first row, which may be before
-    start. ``columns`` are all that the table has.
+    start. ``columns`` are all that the table has. ``part`` returns what reads some of the rows, of a table in memory.
     """
 
     sizes: NDArray[np.int64] | None = None
@@ -124,7 +128,7 @@ class Table:
     def __init__(
         self,
         found: Columns,
-        read: Callable[[int, int | None], tuple[int, Iterator[Any]]],
+        read: "Read",
         columns: Sequence[str],
         identity: dict[str, Any],
         *,
@@ -132,7 +136,9 @@ class Table:
         seekable: bool = False,
         identifies: bool = False,
         schema: Schema | None = None,
+        part: Callable[[int, int], "Read"] | None = None,
     ) -> None:
+        self._part = part
         self._found, self._read, self.schema, self.columns = found, read, schema or found.schema, list(columns)
         self.count, self.seekable, self.identifies = count, seekable, identifies
         self.identity = {**identity, **found.identity}
@@ -146,6 +152,14 @@ class Table:
             at += batch.num_rows
             if stop is not None and at >= stop:
                 return
+
+    def part(self, start: int, stop: int) -> "Table":
+        """Return a source of these rows alone if the table is in memory."""
+        if self._part is None:
+            return self
+        found = copy.copy(self)
+        found._read, found._part = self._part(start, stop), None
+        return found
 
 
 class UntoldError(ConfigError):
@@ -202,6 +216,19 @@ def batches_of(rows: Any, step: int, start: int, stop: int | None) -> tuple[int,
     return start, iter(rows.slice(start, length).to_batches(max_chunksize=step))
 
 
+def part_of_rows(rows: Any, step: int, first: int, last: int) -> Read:
+    """Return what reads some rows of a `pyarrow.Table` like `batches_of`; a pickle of it has these rows alone."""
+    ipc, sink = arrow().ipc, arrow().BufferOutputStream()
+    with ipc.new_stream(sink, rows.schema) as stream:  # a pickle of a slice would have all of the table
+        stream.write_table(rows.slice(first, last - first))
+    return functools.partial(_batches_from, ipc.open_stream(sink.getvalue()).read_all(), step, first)
+
+
+def _batches_from(rows: Any, step: int, first: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
+    at, batches = batches_of(rows, step, start - first, None if stop is None else stop - first)
+    return at + first, batches
+
+
 def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | None = None) -> Feature:
     """The feature that a column of this Arrow type is."""
     types = arrow().types
@@ -239,11 +266,12 @@ def _at(batch: Any, path: Sequence[str]) -> Any:
 
 def same_columns(schema: Schema, names: Sequence[str], where: str) -> None:
     """Check that a table has every column of the schema, and no name twice."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    missing = [name for name in schema if name not in names]
+    counts = Counter(names)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    missing = [name for name in schema if name not in counts]
     if twice:
         raise ConfigError(
-            f"{where} has the column {twice[0]!r} {names.count(twice[0])} times; give each its own name.", name=twice[0]
+            f"{where} has the column {twice[0]!r} {counts[twice[0]]} times; give each its own name.", name=twice[0]
         )
     if missing:
         raise ConfigError(

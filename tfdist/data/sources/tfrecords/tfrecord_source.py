@@ -59,8 +59,9 @@ def matched(source: Source, own: Schema | None, where: str) -> Source:
 
 
 def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: str) -> NDArray[np.int64]:
+    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
     for name in own:
-        if name not in names:
+        if name not in numbers:
             listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
             raise ConfigError(
                 f"{where} has the class {name!r} of {feature!r}, which is none of the {len(names)} known ones "
@@ -69,7 +70,7 @@ def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: st
                 received=name,
                 path=where,
             )
-    return np.array([list(names).index(name) for name in own], np.int64)
+    return np.array([numbers[name] for name in own], np.int64)
 
 
 class Renumbered:
@@ -298,8 +299,7 @@ def _schemas(paths: Sequence[str]) -> dict[str, Schema | None]:
         if folder not in found:
             found[folder] = _manifest(folder or ".")
         manifest = found[folder]
-        is_named = manifest is not None and any(shard.file == name for shard in manifest.shards)
-        schemas[path] = manifest.schema if manifest is not None and is_named else None
+        schemas[path] = manifest.schema if manifest is not None and name in manifest.files else None
     return schemas
 
 
