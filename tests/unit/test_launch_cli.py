@@ -1,5 +1,6 @@
 """The command line: the table of subcommands, lazily loaded, and how errors end."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,41 @@ def test_several_replicas_in_a_process_are_refused_before_anything_starts_where_
     assert result.exit_code != 0
     said = " ".join((result.output + str(result.exception)).split())
     assert not absent(said, "--replicas-per-worker) is 2", "`tfdist run --strategy sharded-data-parallel -n 4 SCRIPT`")
+
+
+@pytest.mark.parametrize(
+    ("words", "misplaced"),
+    [
+        (["script.py", "-n", "2"], "-n"),
+        (["-n", "2", "script.py", "--strategy", "ring"], "--strategy"),
+        (["-n", "2", "script.py", "-n", "3"], None),  # it is given in its place, so the script has one of that name
+        (["-n", "2", "script.py", "--epochs", "3"], None),
+    ],
+)
+def test_an_option_behind_the_script_is_told(
+    words: list[str], misplaced: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").touch()
+    result = CliRunner().invoke(cli.main, ["run", "--dry-run", *words])
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("\n") == (misplaced is not None)
+    assert misplaced is None or misplaced in result.stderr
+
+
+@pytest.mark.parametrize("command", [["tune", "batch"], ["search"], ["plan"], ["verify", "--strategy", "mirrored"]])
+def test_a_script_that_is_no_python_is_refused_before_it_runs(command: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("x = 1\nprint(")
+    result = CliRunner().invoke(cli.main, [*command, str(script)])
+    assert result.exit_code == 2
+    assert absent(result.output, str(script), "line 2") == []
+
+
+def test_an_event_file_may_exist_in_a_folder_that_does_not_take_new_files(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    words = ["run", "--dry-run", "--event-file"]
+    assert CliRunner().invoke(cli.main, [*words, os.devnull, str(script)]).exit_code == 0
+    refused = CliRunner().invoke(cli.main, [*words, str(tmp_path / "no" / "events"), str(script)])
+    assert (refused.exit_code, "--event-file" in refused.output) == (2, True)

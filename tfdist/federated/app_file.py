@@ -15,14 +15,9 @@ NAME = "app"
 def load_app(file: Path) -> App:
     """Run the file and return its `app`; code below `if __name__ == "__main__":` does not run.
 
-    As for a script, modules beside the file can be imported, also later by the app's functions. A file that cannot set
-    `app` is refused before it runs, because it may be a script that trains.
+    As for a script, modules beside the file can be imported, also later by the app's functions.
     """
-    if not file.is_file():
-        raise MissingFileError(f"{file} is not there; it must be a Python file with a variable {NAME!r}.", path=file)
-    tree = ast.parse(file.read_bytes(), filename=str(file))
-    if not _may_bind_the_name(tree):
-        raise _without_the_name(file, _names_of_apps(tree))
+    require_app(file)
     if (folder := str(file.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)
     found = runpy.run_path(str(file))
@@ -37,6 +32,15 @@ def load_app(file: Path) -> App:
         )
     app: App = found[NAME]
     return app
+
+
+def require_app(file: Path) -> None:
+    """Refuse a file that cannot set `app`, without running it: it may be a script that trains for hours."""
+    if not file.is_file():
+        raise MissingFileError(f"{file} is not there; it must be a Python file with a variable {NAME!r}.", path=file)
+    tree = validation.parsed_script("APP.PY", file)
+    if not _may_bind_the_name(tree):
+        raise _without_the_name(file, _names_of_apps(tree))
 
 
 def _without_the_name(file: Path, others: list[str]) -> ConfigError:

@@ -12,7 +12,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
-from tfdist.validation import counted, integer, shown, text
+from tfdist.validation import counted, integer, parsed_script, shown, text
 from tfdist.variables import (
     ALL_LOGS,
     COLLECTIVES,
@@ -320,6 +320,23 @@ def require_variables(name: str, value: Any) -> None:
                 name=name,
                 received=shown(variable),
             )
+
+
+def require_valid_script(config: LaunchConfig) -> None:
+    """Check what `require_script` checks, and that the script is valid Python: for commands that run it several times.
+
+    Args:
+        config: the request.
+
+    Raises:
+        ConfigError: the script cannot be run.
+
+    Example:
+        >>> require_valid_script(LaunchConfig(target="json.tool", is_module=True))
+    """
+    require_script(config)
+    if not config.is_module:
+        parsed_script("script", config.target)
 
 
 def require_script(config: LaunchConfig) -> None:
