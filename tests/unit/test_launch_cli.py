@@ -1,5 +1,6 @@
 """The command line: the table of subcommands, lazily loaded, and how errors end."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from tests.refusals import absent
 from tfdist.cli import main as cli
 from tfdist.cli.bench import COMMANDS as BENCH
 from tfdist.cli.data import COMMANDS as DATA
-from tfdist.errors import ConfigError, DeadlineError
+from tfdist.errors import ConfigError, DeadlineError, StorageError
 
 
 @pytest.mark.parametrize(
@@ -53,11 +54,7 @@ def test_the_version() -> None:
 
 @pytest.mark.parametrize(("error", "code"), [(ConfigError("wrong"), 2), (DeadlineError("late"), 1)])
 def test_errors_end_as_their_message(error: Exception, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(config: object, *, verbose: bool) -> None:
-        raise error
-
-    monkeypatch.setattr("tfdist.cli.run_command.run", fails)
-    result = CliRunner().invoke(cli.main, ["run", "x.py"])
+    result = _run_that_raises(error, monkeypatch)
     assert (result.exit_code, result.output) == (code, f"Error: {error}\n")
 
 
@@ -164,3 +161,31 @@ def test_an_event_file_may_exist_in_a_folder_that_does_not_take_new_files(tmp_pa
     assert CliRunner().invoke(cli.main, [*words, os.devnull, str(script)]).exit_code == 0
     refused = CliRunner().invoke(cli.main, [*words, str(tmp_path / "no" / "events"), str(script)])
     assert (refused.exit_code, "--event-file" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "runs"), ("runs", "Permission denied")),
+        (OSError(errno.ENOSPC, "No space left on device"), ("No space left", "TMPDIR")),
+        (StorageError(errno.ENOENT, "the folder is gone."), ("Error: the folder",)),
+    ],
+)
+def test_an_error_of_the_machine_ends_without_a_traceback(
+    error: OSError, shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = _run_that_raises(error, monkeypatch)
+    assert (result.exit_code, absent(result.output, *shown)) == (1, [])
+
+
+def test_another_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "x")
+    assert _run_that_raises(error, monkeypatch).exception is error
+
+
+def _run_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Result:
+    def fails(config: object, *, verbose: bool) -> None:
+        raise error
+
+    monkeypatch.setattr("tfdist.cli.run_command.run", fails)
+    return CliRunner().invoke(cli.main, ["run", "x.py"])
