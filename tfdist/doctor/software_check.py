@@ -204,7 +204,7 @@ def _version(tool: str) -> str:
 
 
 def judge_toolchain(tools: Toolchain) -> list[Finding]:
-    """Judge the tools, which only builds need: of Horovod, and of tfdist's own ops, without which training is slower."""
+    """Judge the tools of builds: of Horovod, and of tfdist's own ops, without which training is slower."""
     horovod = "only `tfdist build horovod` needs it; training does not"
     ops = "`tfdist build horovod` needs it; training does without, and is slower"
     findings = []
