@@ -12,9 +12,11 @@ Example:
     tfdist.errors.ConfigTypeError: workers is True (bool); it must be an integer.
 """
 
+import ast
 import difflib
 import math
 import operator
+import os
 import re
 from collections.abc import Iterable
 from fractions import Fraction
@@ -175,6 +177,29 @@ def counted(number: int, noun: str, plural: str = "") -> str:
         ('1 worker', '2 workers', '1,200 processes')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def parsed_script(name: str, path: str | os.PathLike[str]) -> ast.Module:
+    """Parse a Python script, so that a command notices an error of syntax before it does anything slow.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w") as file:
+        ...     print(file.write("x = 1"), parsed_script("script", file.name).body[0].lineno)
+        5 1
+    """
+    try:
+        with open(path, "rb") as file:
+            return ast.parse(file.read(), filename=os.fspath(path))
+    except (SyntaxError, ValueError) as error:  # ValueError: it has a zero byte
+        line = getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
+        raise ConfigError(
+            f"{name} is {os.fspath(path)!r}, which is not valid Python: {getattr(error, 'msg', error)}{where}. "
+            "Correct it first.",
+            name=name,
+            received=os.fspath(path),
+        ) from error
 
 
 def mismatch(

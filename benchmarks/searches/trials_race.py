@@ -18,7 +18,6 @@ from benchmarks.peer_environment import PeerEnvironment
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.planner import machine
-from tfdist.testing import digits
 
 __all__ = ["TrialsBench", "TrialsReport", "command"]
 
@@ -110,6 +109,8 @@ def processor_seconds(noted: Sequence[tuple[float, int, float]]) -> float:
 
 
 def _write(path: Path) -> None:
+    from tfdist.testing import digits  # imports Keras, which --help does not need
+
     found = digits.load_digits()
     np.savez(
         path,

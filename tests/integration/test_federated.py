@@ -1,7 +1,6 @@
 """Federated training in one process: what algorithms and graphs are equal to, and runs that are killed."""
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import tfdist
 from tests.integration.forks import Forks
 from tests.refusals import refused
 from tfdist.compression import TopK
-from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, MissingFileError
+from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError
 from tfdist.federated import (
     App,
     FedAvg,
@@ -33,7 +32,6 @@ from tfdist.federated import (
     simulate,
     split_dirichlet,
 )
-from tfdist.federated.app_file import load_app
 from tfdist.federated.clients import client_data
 from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
@@ -433,31 +431,6 @@ def test_too_few_updates_end_the_run() -> None:
 
     with refused(DeadlineError, mentions=("round 0", "too many liars")):
         run(FedAvg(), aggregator=Broken())
-
-
-# --- the file of an application ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "error", "name"),
-    [("x = 1", ConfigError, "app"), ("app = 1", ConfigTypeError, "app"), (None, MissingFileError, None)],
-)
-def test_a_file_without_an_application_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, error: Any, name: Any
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    file = tmp_path / "app.py"
-    if text is not None:
-        file.write_text(text)
-    with refused(error, name=name, path=file):
-        load_app(file)
-
-
-def test_a_file_imports_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "beside_the_app.py").write_text("NAMES = ['berlin']")
-    text = "from tfdist.federated import App, FedAvg\nimport beside_the_app\n"
-    (tmp_path / "app.py").write_text(text + "app = App(print, print, FedAvg(), clients=beside_the_app.NAMES)")
-    assert load_app(tmp_path / "app.py").names() == ("berlin",)
-    del sys.modules["beside_the_app"]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -310,6 +310,8 @@ def test_an_interrupted_and_a_killed_search_go_on(forking: Forks, drawing: Forks
 
     best = json.loads(shown("best", str(folder), "--json", "-"))
     assert best["values"]["x"] == found.best.values["x"]
+    assert found.history.value(found.best.scores[best["epoch"]]) == best["value"]
+    assert found.history.value(found.best.scores[best["epochs"]]) == best["last"]
     output = [
         "--parquet",
         "a.parquet",

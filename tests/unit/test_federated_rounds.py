@@ -37,6 +37,7 @@ from tfdist.federated.rounds import (
     Trained,
 )
 from tfdist.federated.rounds.round_messages import from_json, to_json
+from tfdist.validation import counted
 
 RULES = RoundRules(rounds=2, target=2, minimum=1, spare=1, wait_for=3, evaluate_on="clients", seed=7)
 
@@ -186,7 +187,7 @@ def test_too_few_clients_end_the_run_at_the_deadline() -> None:
     machine.handle(Joined("a"))
     stop = machine.handle(DeadlinePassed(0, 0, "select"))[0]
     assert isinstance(stop, Stop)
-    assert "1 clients" in stop.error
+    assert counted(1, "client") in stop.error
 
 
 def test_all_clients_are_selected_in_turn() -> None:

@@ -1,5 +1,7 @@
 """The command line: the table of subcommands, lazily loaded, and how errors end."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from tests.refusals import absent
 from tfdist.cli import main as cli
 from tfdist.cli.bench import COMMANDS as BENCH
 from tfdist.cli.data import COMMANDS as DATA
-from tfdist.errors import ConfigError, DeadlineError
+from tfdist.errors import ConfigError, DeadlineError, StorageError
 
 
 @pytest.mark.parametrize(
@@ -52,11 +54,7 @@ def test_the_version() -> None:
 
 @pytest.mark.parametrize(("error", "code"), [(ConfigError("wrong"), 2), (DeadlineError("late"), 1)])
 def test_errors_end_as_their_message(error: Exception, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(config: object, *, verbose: bool) -> None:
-        raise error
-
-    monkeypatch.setattr("tfdist.cli.run_command.run", fails)
-    result = CliRunner().invoke(cli.main, ["run", "x.py"])
+    result = _run_that_raises(error, monkeypatch)
     assert (result.exit_code, result.output) == (code, f"Error: {error}\n")
 
 
@@ -125,3 +123,69 @@ def test_several_replicas_in_a_process_are_refused_before_anything_starts_where_
     assert result.exit_code != 0
     said = " ".join((result.output + str(result.exception)).split())
     assert not absent(said, "--replicas-per-worker) is 2", "`tfdist run --strategy sharded-data-parallel -n 4 SCRIPT`")
+
+
+@pytest.mark.parametrize(
+    ("words", "misplaced"),
+    [
+        (["script.py", "-n", "2"], "-n"),
+        (["-n", "2", "script.py", "--strategy", "ring"], "--strategy"),
+        (["-n", "2", "script.py", "-n", "3"], None),  # it is given in its place, so the script has one of that name
+        (["-n", "2", "script.py", "--epochs", "3"], None),
+    ],
+)
+def test_an_option_behind_the_script_is_told(
+    words: list[str], misplaced: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").touch()
+    result = CliRunner().invoke(cli.main, ["run", "--dry-run", *words])
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("\n") == (misplaced is not None)
+    assert misplaced is None or misplaced in result.stderr
+
+
+@pytest.mark.parametrize("command", [["tune", "batch"], ["search"], ["plan"], ["verify", "--strategy", "mirrored"]])
+def test_a_script_that_is_no_python_is_refused_before_it_runs(command: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("x = 1\nprint(")
+    result = CliRunner().invoke(cli.main, [*command, str(script)])
+    assert result.exit_code == 2
+    assert absent(result.output, str(script), "line 2") == []
+
+
+def test_an_event_file_may_exist_in_a_folder_that_does_not_take_new_files(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    words = ["run", "--dry-run", "--event-file"]
+    assert CliRunner().invoke(cli.main, [*words, os.devnull, str(script)]).exit_code == 0
+    refused = CliRunner().invoke(cli.main, [*words, str(tmp_path / "no" / "events"), str(script)])
+    assert (refused.exit_code, "--event-file" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "runs"), ("runs", "Permission denied")),
+        (OSError(errno.ENOSPC, "No space left on device"), ("No space left", "TMPDIR")),
+        (StorageError(errno.ENOENT, "the folder is gone."), ("Error: the folder",)),
+    ],
+)
+def test_an_error_of_the_machine_ends_without_a_traceback(
+    error: OSError, shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = _run_that_raises(error, monkeypatch)
+    assert (result.exit_code, absent(result.output, *shown)) == (1, [])
+
+
+def test_another_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "x")
+    assert _run_that_raises(error, monkeypatch).exception is error
+
+
+def _run_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Result:
+    def fails(config: object, *, verbose: bool) -> None:
+        raise error
+
+    monkeypatch.setattr("tfdist.cli.run_command.run", fails)
+    return CliRunner().invoke(cli.main, ["run", "x.py"])

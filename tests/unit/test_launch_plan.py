@@ -146,6 +146,10 @@ def test_workers_on_several_hosts_know_their_place_on_each() -> None:
         {"shares": "3,0"},
         {"workers": 2, "max_workers": 3, "shares": "3,1"},
         {"workers": 2, "parameter_servers": 1, "shares": "3,1"},
+        {"workers": 2, "shares": "3"},
+        {"workers": 2, "shares": "3,1,1"},
+        {"workers": 4, "strategy": "multi-worker", "shares": "3,1"},
+        {"strategy": "mirrored", "replicas_per_worker": 2, "shares": "3,1,1"},
         {"hang_seconds": 0},
         {"stall_seconds": -1},
         {"exit_seconds": 0},
@@ -160,6 +164,20 @@ def test_requests_that_cannot_be(change: dict[str, object]) -> None:
         LaunchConfig(**{"target": "train.py", **change})  # type: ignore[arg-type]
     wrong = list(change)[-1].replace("target", "script")
     assert caught.value.name in (wrong, f"{wrong} (-n)", f"{wrong} (--{wrong.replace('_', '-')})")
+
+
+@pytest.mark.parametrize(
+    "possible",
+    [
+        {"workers": 2, "strategy": "multi-worker", "shares": "3,3,1,1"},  # two replicas each, if the hosts have them
+        {"workers": 4, "strategy": "ring", "shares": "3,1"},  # two groups of the ring
+        {"workers": 4, "shares": "3,1"},
+        {"workers": 2, "strategy": "pipeline", "shares": "1"},
+        {"strategy": "mirrored", "replicas_per_worker": 2, "shares": "3,1"},
+    ],
+)
+def test_shares_that_some_job_has(possible: dict[str, Any]) -> None:
+    assert LaunchConfig(target="train.py", **possible).shares == possible["shares"]
 
 
 def test_every_worker_gets_the_shares_of_all() -> None:

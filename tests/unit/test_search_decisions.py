@@ -251,6 +251,15 @@ def test_a_second_report_of_an_epoch_does_not_count() -> None:
     assert history.trials[0].scores == {1: 0.5}
 
 
+def test_the_epoch_of_the_best_value_is_the_first_of_equal_ones() -> None:
+    history = History(slots=1, mode="max")
+    history.add(Start(0, {}, 4))
+    assert (history.trials[0].best_step, history.trials[0].step) == (0, 0)
+    for step, value in enumerate((0.5, 0.9, 0.9, 0.7), 1):
+        history.add(Report(0, step, value))
+    assert (history.trials[0].best_step, history.trials[0].step) == (2, 4)
+
+
 def test_a_trial_that_ends_early_counts_at_its_rung_and_is_not_resumed() -> None:
     history = History(slots=1)
     scheduler = Asha(sampler=sampled(0), trials=3, rungs=(3, 9), eta=3)

@@ -9,6 +9,7 @@ from rich.markdown import Markdown
 from tfdist import resources, validation
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.option_parts import completes
+from tfdist.errors import ConfigError
 
 
 @click.command(
@@ -24,13 +25,18 @@ from tfdist.cli.common.option_parts import completes
 def command(page: str | None, show_path: bool) -> None:
     """Show a page of documentation; without PAGE, list all pages."""
     pages = resources.pages()
-    if page is not None:
-        validation.one_of("PAGE", page, pages)
+    if page is not None and page not in pages:
+        raise ConfigError(
+            f"PAGE is {page!r}, and there is no such page.{validation.nearest(page, pages)} `tfdist docs` lists them.",
+            name="PAGE",
+            received=page,
+        )
     if show_path:
         click.echo(resources.root() / "docs" if page is None else pages[page])
     elif page is None:
+        width = max(map(len, pages))
         for name, path in pages.items():
-            click.echo(f"{name:<24} {resources.title(path)}")
+            click.echo(f"{name:<{width}}  {resources.title(path)}")
     elif sys.stdout.isatty():
         console = Console()
         with console.pager(styles=True):

@@ -1,5 +1,6 @@
 """The command ``tfdist`` and the table of its subcommands. Each subcommand loads its file when it is called."""
 
+import errno
 import os
 from typing import Any
 
@@ -43,6 +44,18 @@ EXAMPLES = {
 }
 
 
+_NO_ACCESS = "Name another file or folder, or give this user access."
+_NO_ROOM = "Make room, or name a folder on another disk; TMPDIR names the one of temporary files."
+# Errors that say nothing of the code, which a traceback would show, but of the machine: what to do about each.
+_OF_THE_MACHINE = {
+    errno.EACCES: _NO_ACCESS,
+    errno.EPERM: _NO_ACCESS,
+    errno.EROFS: _NO_ACCESS,
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+}
+
+
 class Main(LazyGroup):
     """The main command, with subcommands, and the exit codes of errors."""
 
@@ -58,7 +71,13 @@ class Main(LazyGroup):
         except KeyboardInterrupt:
             ctx.exit(130)
         except TfdistError as error:
-            raise (_Refused if isinstance(error, ConfigError) else click.ClickException)(str(error)) from error
+            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)  # without [Errno 2]
+            raise (_Refused if isinstance(error, ConfigError) else click.ClickException)(text) from error
+        except OSError as error:
+            if error.errno not in _OF_THE_MACHINE:
+                raise
+            place = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(f"{place}{error.strerror}. {_OF_THE_MACHINE[error.errno]}") from error
 
 
 def _open_standard_streams() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tfdist import variables
 from tfdist.cli.common import kubernetes_options
@@ -44,6 +45,8 @@ from tfdist.options import options_of
 from tfdist.validation import as_bytes
 
 _MESHED = ("model-parallel", "pipeline")
+_MISPLACED = ("workers", "strategy", "hosts", "launcher_name", "max_restarts", "shares", "replicas_per_worker")
+_NOT_GIVEN = (None, ParameterSource.DEFAULT, ParameterSource.ENVIRONMENT)
 _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
 
 
@@ -84,7 +87,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     LaunchConfig,
     {
         "strategy": {"shell_complete": complete_strategies},
-        "event_file": {"type": click.Path(dir_okay=False)},
+        "event_file": {"type": OutputFile(appends=True)},
         "trace": {"type": OutputFile()},
         "gpus_per_worker": {"type": float},  # with Ray, workers can share a GPU
         "copy_bandwidth": {"type": str},  # as 64MB
@@ -144,6 +147,7 @@ def command(
     launcher = launcher_of(places.launcher_name, places.hosts)
     kubernetes_options.check_options(places, launcher)
     remote = remote_of(launcher, places)
+    _tell_misplaced(context, script, arguments)
     given = {
         variables.COLLECTIVES: collectives,
         variables.MESH: mesh,
@@ -204,6 +208,14 @@ def _config(
     return LaunchConfig(
         target=target, arguments=tuple(arguments), remote=remote, environment=environment, **{**asked, **decided}
     )
+
+
+def _tell_misplaced(context: click.Context, script: str, arguments: Sequence[str]) -> None:
+    """Say which options of this command stand behind the script, which gets them; it may have one of that name."""
+    for option in context.command.params:
+        given = sorted({*option.opts} & {*arguments})
+        if option.name in _MISPLACED and given and context.get_parameter_source(option.name) in _NOT_GIVEN:
+            say(f"{given[0]} stands after {script}, so the script gets it; options of tfdist run stand before it")
 
 
 def _rate(text: str) -> int:

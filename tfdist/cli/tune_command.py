@@ -14,7 +14,7 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS, SETTINGS, Command, Group
 from tfdist.cli.common.option_parts import complete_strategies, json_option, plot_option, write_json
 from tfdist.cli.common.progress import screen, unwinding
 from tfdist.errors import ConfigError
-from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_script
+from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_valid_script
 from tfdist.planner import machine
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.tune.batch_search import Outcome
@@ -144,7 +144,7 @@ def _require_sense(target: LaunchConfig, start: int, most: int) -> None:
             "Use one of the others."
         )
     check_strategy(target)
-    require_script(target)
+    require_valid_script(target)
     if start > most:
         raise ConfigError(f"--start is {start} and --max is {most}; the first batch must not be above the largest.")
 

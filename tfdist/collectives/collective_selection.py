@@ -101,4 +101,5 @@ def chosen(offers: Sequence[Offer]) -> Choice:
 
 def without_native(missing: str) -> Choice:
     """Return the backend for workers on which native collectives would be better, given why these are missing."""
-    return Choice("tensorflow", f"native collectives, which are faster, cannot be had ({missing})", is_second_best=True)
+    reason = f"native collectives, which are faster, cannot be had ({missing.rstrip('.')})"
+    return Choice("tensorflow", reason, is_second_best=True)

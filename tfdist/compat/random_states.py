@@ -1,7 +1,8 @@
 """The states of the random generators that a training program may use outside its model.
 
 Private names, read in TensorFlow 2.21.0: `context()._rng`, which seeds eager operations once a seed is set;
-`stateful_random_ops.global_generator`, which `get_global_generator` would create.
+`stateful_random_ops.global_generator`, which `get_global_generator` would create; `random_seed.DEFAULT_GRAPH_SEED`,
+which stands for the global seed while there is none.
 """
 
 import random
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.python.eager import context
+from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import stateful_random_ops
 
 from tfdist.compat.keras import keras_trainer
@@ -21,6 +23,12 @@ _PYTHON, _NUMPY, _EAGER, _GENERATOR, _KERAS = "python", "numpy", "tensorflow", "
 def global_seed() -> int | None:
     """Return the seed set by `tf.random.set_seed`, or None."""
     return context.global_seed()
+
+
+def seed_the_unseeded(seed: int) -> None:
+    """Seed the eager operations that have no seed, such as `Dataset.shuffle`; those that have one draw as before."""
+    tf.random.set_seed(random_seed.DEFAULT_GRAPH_SEED)
+    context.context()._rng = random.Random(seed)
 
 
 def capture() -> dict[str, NDArray[Any]]:

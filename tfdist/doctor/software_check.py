@@ -204,10 +204,14 @@ def _version(tool: str) -> str:
 
 
 def judge_toolchain(tools: Toolchain) -> list[Finding]:
-    """Judge the tools, which only builds from source need."""
-    needs = "only `tfdist build horovod` needs it; training does not"
+    """Judge the tools of builds: of Horovod, and of tfdist's own ops, without which training is slower."""
+    horovod = "only `tfdist build horovod` needs it; training does not"
+    ops = "`tfdist build horovod` needs it; training does without, and is slower"
     findings = []
-    for name, version, package in (("compiler", tools.compiler, "g++"), ("make", tools.make, "make")):
+    for name, version, package, needs in (
+        ("compiler", tools.compiler, "g++", ops),
+        ("make", tools.make, "make", horovod),
+    ):
         if version:
             findings.append(ok(name, version))
         else:

@@ -1,5 +1,6 @@
 """A mix-in that makes Keras' `fit` correct under tfdist's strategies."""
 
+import hashlib
 import os
 import secrets
 import weakref
@@ -25,7 +26,7 @@ from tfdist.training import call_ends, local_steps, replicated_model, worker_cal
 from tfdist.training.checks import row_mixing, untested
 from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
-from tfdist.variables import DEVICE_PREFETCH, SHARES
+from tfdist.variables import DEVICE_PREFETCH, JOB_ID, SHARES
 
 
 class KerasTraining:
@@ -383,9 +384,13 @@ def no_shares(value: Any) -> UnsupportedError:
 
 
 def agree_on_seed(workers: Workers) -> None:
-    """Give workers that have set no seed the chief's, so unseeded shuffles draw alike on all of them."""
+    """Give workers that have set no seed the chief's, so unseeded shuffles draw alike on all of them.
+
+    They draw alike as well when the job restarts, because a backup resumes at a place of their order.
+    """
     mine = random_states.global_seed()
-    drawn = secrets.randbits(48)
+    job = JOB_ID.read(os.environ)
+    drawn = int.from_bytes(hashlib.sha256(job.encode()).digest()[:6]) if job else secrets.randbits(48)
     seen = workers.gather([mine is not None, drawn])
     if not seen[:, 0].any():
-        tf.random.set_seed(int(seen[0, 1]))
+        random_states.seed_the_unseeded(int(seen[0, 1]))

@@ -14,6 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.callbacks.backup.encoding import decode, encode
+from tfdist.callbacks.backup.optimizer_building import build_optimizers
 from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, variables_of
 from tfdist.callbacks.backup.unsaved_attributes import Unsaved
 from tfdist.compat import random_states
@@ -81,6 +82,7 @@ class TrainState:
         if any(name not in ours for name in saved):
             known = {*ours, *saved}
             build()  # also what is never used, and was not saved
+            build_optimizers(self._model, own, saved)
             ours = {name: variable for name, variable in own().items() if name in known}
         if not in_epoch:
             ours = {name: one for name, one in ours.items() if name in arrays or not name.startswith(f"{METRIC}/")}

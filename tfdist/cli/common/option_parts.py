@@ -40,9 +40,13 @@ def _arguments(default: Any, known: Option) -> dict[str, Any]:
 
 
 class OutputFile(click.Path):
-    """The type of an option that names an output file; a file that cannot be written is refused at the start."""
+    """The type of an option that names an output file; a file that cannot be written is refused at the start.
 
-    def __init__(self, *, allow_dash: bool = False, path_type: type[Any] = str) -> None:
+    With ``appends``, a file that exists is not replaced, so its folder need not be writable.
+    """
+
+    def __init__(self, *, allow_dash: bool = False, path_type: type[Any] = str, appends: bool = False) -> None:
+        self._appends = appends
         super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=path_type)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -55,7 +59,7 @@ class OutputFile(click.Path):
                     param,
                     ctx,
                 )
-            if not os.access(folder, os.W_OK | os.X_OK):
+            if not (self._appends and os.path.exists(found)) and not os.access(folder, os.W_OK | os.X_OK):
                 self.fail(f"{str(found)!r}: the folder {str(folder)!r} is not writable. Name another.", param, ctx)
         return found
 

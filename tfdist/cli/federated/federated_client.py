@@ -8,7 +8,13 @@ import click
 
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
-from tfdist.cli.federated.federation_options import app_argument, require_cryptography, secure_option, sums_of
+from tfdist.cli.federated.federation_options import (
+    app_argument,
+    hide_noise_of_tensorflow,
+    require_cryptography,
+    secure_option,
+    sums_of,
+)
 
 
 @click.command(
@@ -55,6 +61,7 @@ def command(
     nothing is trained twice.
     """
     require_cryptography()
+    hide_noise_of_tensorflow()
     from tfdist.cluster.cluster_values import split_address
     from tfdist.federated.app_file import load_app
     from tfdist.federated.running.federation_run import take_part

@@ -12,6 +12,7 @@ from tfdist.cli.federated.federation_options import (
     app_argument,
     export_option,
     exporting,
+    hide_noise_of_tensorflow,
     output_option,
     require_cryptography,
     resume_option,
@@ -76,6 +77,7 @@ def command(
     reaches the weights of a run that was never killed. Clients continue running, and connect again.
     """
     require_cryptography()
+    hide_noise_of_tensorflow()
     import keras
 
     from tfdist.cluster.cluster_values import split_address

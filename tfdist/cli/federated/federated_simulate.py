@@ -13,6 +13,7 @@ from tfdist.cli.federated.federation_options import (
     app_argument,
     export_option,
     exporting,
+    hide_noise_of_tensorflow,
     output_option,
     resume_option,
     rounds_option,
@@ -78,10 +79,13 @@ def command(
     APP.PY has a variable `app`, a tfdist.federated.App: make_model, client_data and an algorithm. The rounds are those
     of a real run: the clients of a process train one after another, with one model and one graph.
     """
+    from tfdist.federated.app_file import load_app, require_app
+
+    require_app(file)  # before the seconds that TensorFlow's import takes
+    hide_noise_of_tensorflow()
     import keras
 
     from tfdist.federated import simulate
-    from tfdist.federated.app_file import load_app
     from tfdist.federated.robust.lying_clients import read
     from tfdist.federated.round_history import shown
 

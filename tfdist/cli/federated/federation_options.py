@@ -1,6 +1,8 @@
 """Shared parts of `tfdist federated simulate`, `server` and `client`."""
 
 import importlib.util
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfdist.errors import MissingDependencyError
+from tfdist.jobs.output.tf_log_filter import hide_noise
 
 if TYPE_CHECKING:
     from tfdist.federated import App, RoundRecord, SecureSums
@@ -59,6 +62,18 @@ def exporting(
     about = RunAbout(run_id(folder), {**parameters, "aggregator": type(app.aggregator).__name__, "rounds": str(rounds)})
     with exported(targets, about, warn=lambda text: click.echo(text, err=True)) as put:
         yield put
+
+
+def hide_noise_of_tensorflow() -> None:
+    """Hide known noise of TensorFlow; lines and progress of Python still go to standard error itself, as to a terminal.
+
+    A program that has a standard error of its own, such as a test, keeps it.
+    """
+    if sys.stderr is None or sys.stderr is not sys.__stderr__:
+        return
+    own = os.dup(sys.stderr.fileno())
+    hide_noise()
+    sys.stderr = open(own, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")  # noqa: SIM115
 
 
 def require_cryptography() -> None:

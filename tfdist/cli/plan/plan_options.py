@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.jobs.plan.launch_config import LaunchConfig, require_valid_script
 from tfdist.planner.layer_profile import Profile, read
 from tfdist.planner.scaling import plan_record
 from tfdist.planner.scaling.device_table import HERE, PRECISIONS, device_of, link_of
@@ -110,7 +110,7 @@ def require_source(profile: str | None, script: str | None, *, is_module: bool) 
         return
     if script is None:
         raise click.UsageError("Give the SCRIPT whose model is measured, or --profile FILE.")
-    require_script(LaunchConfig(target=script, is_module=is_module))
+    require_valid_script(LaunchConfig(target=script, is_module=is_module))
 
 
 def words_of(script: str | None, arguments: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import complete_strategies, field_options
 from tfdist.cli.common.progress import unwinding
 from tfdist.cli.search.search_telling import conclude, tell
-from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.jobs.plan.launch_config import LaunchConfig, require_valid_script
 from tfdist.tune.search.search_run import begin
 from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_space import parse_space
@@ -66,7 +66,7 @@ def command(ranges: tuple[str, ...], output: Path, script: str, arguments: tuple
         slots=None if slots in (None, "auto") else click.INT.convert(slots, None, None),
         **options,
     )
-    require_script(LaunchConfig(target=script, is_module=settings.is_module))
+    require_valid_script(LaunchConfig(target=script, is_module=settings.is_module))
     try:
         with unwinding():
             found = begin(settings, output, tell=tell)

@@ -11,7 +11,13 @@ from tfdist.cli.common.option_parts import write_json
 from tfdist.cli.common.progress import Phases, screen, unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
-from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_installed, require_script, server_count
+from tfdist.jobs.plan.launch_config import (
+    LaunchConfig,
+    check_strategy,
+    require_installed,
+    require_valid_script,
+    server_count,
+)
 from tfdist.validation import counted
 from tfdist.variables import COLLECTIVES
 from tfdist.verify import column
@@ -64,7 +70,7 @@ def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bo
     )
     check_strategy(config)
     require_installed(config)
-    require_script(config)
+    require_valid_script(config)
     return ("--strategy", name, *(word for pair in options.items() for word in pair))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from tfdist.federated.rounds import round_messages as messages
 from tfdist.federated.rounds.round_messages import Action, Event
 from tfdist.federated.rounds.round_rules import RoundRules
+from tfdist.validation import counted
 
 
 class Phase(enum.StrEnum):
@@ -273,7 +274,7 @@ class RoundMachine:
             if len(self._available) >= needed:
                 return self._select()
             return self._fail(
-                f"{len(self._available)} clients joined within {self.rules.select_seconds:g} s; "
+                f"{counted(len(self._available), 'client')} joined within {self.rules.select_seconds:g} s; "
                 f"round {self.round} needs {needed}"
             )
         if self.phase is Phase.EVALUATE:

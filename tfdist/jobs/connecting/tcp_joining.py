@@ -12,7 +12,9 @@ Source: M. Bellare, R. Canetti, H. Krawczyk, "Keying Hash Functions for Message 
 """
 
 import contextlib
+import errno
 import hmac
+import os
 import secrets
 import socket
 import struct
@@ -91,8 +93,10 @@ class Rendezvous:
                 self._listeners.append(socket.create_server((host, port), backlog=_MOST_STRANGERS))
             except OSError as error:
                 self.close()
+                # Python adds the address to the system's words
+                reason = os.strerror(error.errno) if error.errno in errno.errorcode else str(error)
                 raise ConfigError(
-                    f"the launcher cannot listen at {host}:{port} ({error.strerror or error}), where hosts are to "
+                    f"the launcher cannot listen at {host}:{port} ({reason}), where hosts are to "
                     "join. Name an address of this machine, with a port that is free: --rendezvous ADDRESS:PORT",
                     name="--rendezvous",
                     received=f"{host}:{port}",

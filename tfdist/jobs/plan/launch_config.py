@@ -1,5 +1,6 @@
 """The request behind ``tfdist run``. A request that exists is valid."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,17 @@ from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
-from tfdist.validation import counted, integer, shown, text
-from tfdist.variables import ALL_LOGS, COLLECTIVES, NO_WARM, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
+from tfdist.validation import counted, integer, parsed_script, shown, text
+from tfdist.variables import (
+    ALL_LOGS,
+    COLLECTIVES,
+    MESH,
+    NO_WARM,
+    REPLICAS_PER_WORKER,
+    SHARES,
+    STRATEGY,
+    parsed_shares,
+)
 
 MAX_WORKERS = 1024  # the most on one host; a larger number is probably a typing error
 COPY_BANDWIDTH = 64 << 20  # half of a 1 Gbit/s link
@@ -21,6 +31,8 @@ DEFAULT_SERVERS = 1  # parameter servers if no number is given
 DEFAULT_RESTARTS = 3  # of a job with parameter servers
 MAX_RESTARTS = 10_000  # of one run; a failure that repeats at the same step ends a job much earlier
 _SERVERS = "parameter_servers (--parameter-servers)"
+_MESHES = ("model-parallel", "pipeline")
+_UNGROUPED = ("mirrored", "multi-worker", "sharded-data-parallel")  # every replica has a part of each batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +225,26 @@ class LaunchConfig:
                 f"shares (--shares) is {self.shares}, and the number of workers may change (--min-workers, "
                 "--max-workers); a weight belongs to each. Leave one of the two out.",
             )
+        if parsed != "measured" and not self._may_have_replicas(len(parsed)):
+            each = "" if self.replicas_per_worker is None else f" with {counted(self.replicas_per_worker, 'replica')}"
+            self._refuse(
+                "shares",
+                f"shares (--shares) is {self.shares}, {counted(len(parsed), 'weight')}, and the job has "
+                f"{counted(self.workers, 'worker')} (-n){each}. Give a positive whole number for each replica, in the "
+                "order of workers.",
+            )
+
+    def _may_have_replicas(self, count: int) -> bool:
+        """Whether a batch may have so many parts, as far as the launcher knows.
+
+        A mesh divides a batch along one of its axes, and groups of the ring divide it within a group.
+        """
+        if self.strategy in _MESHES or self.environment.get(MESH.name):
+            return True
+        if self.strategy in _UNGROUPED:
+            replicas = self.replicas_per_worker
+            return count % self.workers == 0 if replicas is None else count == self.workers * replicas
+        return self.workers == 1 or math.gcd(count, self.workers) > 1
 
     def _refuse(self, field: str, text: str) -> NoReturn:
         name = f"{field} (--{field.replace('_', '-')})"
@@ -288,6 +320,23 @@ def require_variables(name: str, value: Any) -> None:
                 name=name,
                 received=shown(variable),
             )
+
+
+def require_valid_script(config: LaunchConfig) -> None:
+    """Check what `require_script` checks, and that the script is valid Python: for commands that run it several times.
+
+    Args:
+        config: the request.
+
+    Raises:
+        ConfigError: the script cannot be run.
+
+    Example:
+        >>> require_valid_script(LaunchConfig(target="json.tool", is_module=True))
+    """
+    require_script(config)
+    if not config.is_module:
+        parsed_script("script", config.target)
 
 
 def require_script(config: LaunchConfig) -> None:

@@ -168,14 +168,18 @@ def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "")
     if len(fitting) == 1:
         return fitting[0], jobs[fitting[0]]
     if not jobs:
+        what = f"JOB is {job!r}, and no" if job else "No"
         raise ConfigError(
-            f"JOB is {job!r}, and no job of tfdist runs on this machine.{instead and ' ' + instead}",
+            f"{what} job of tfdist runs on this machine.{instead and ' ' + instead}",
             name="JOB",
             received=job,
         )
-    what = "no job has an id like it" if not fitting else "more than one job has an id like it"
+    if not job:
+        what = "Several jobs of tfdist run on this machine"
+    else:
+        what = f"JOB is {job!r}; {'no' if not fitting else 'more than one'} job has an id like it"
     known = f"These run: {', '.join(sorted(jobs))}. Give the beginning of one's id."
-    raise ConfigError(f"JOB is {job!r}; {what}. {known}{instead and ' ' + instead}", name="JOB", received=job)
+    raise ConfigError(f"{what}. {known}{instead and ' ' + instead}", name="JOB", received=job)
 
 
 def _known_from(folder: Path) -> int:

@@ -141,6 +141,11 @@ class Trial:
         return min(self.scores.values(), default=WORST)
 
     @property
+    def best_step(self) -> int:
+        """The number of epochs after which the score was best; the first of equal scores."""
+        return min(self.scores, key=lambda step: (self.scores[step], step), default=0)
+
+    @property
     def cloned_at(self) -> int:
         return self.lineage[-1][0] if self.lineage else 0
 
