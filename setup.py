@@ -133,7 +133,7 @@ setup(
             "grain>=0.2",
         ],
         # what `make compat` runs beside other versions of TensorFlow
-        "compat": ["pytest>=8", "pytest-timeout>=2.3", "tensorboard>=2.16"],
+        "compat": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "tensorboard>=2.16"],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         # no extra for Horovod: pip cannot build it for this TensorFlow, packaging/horovod can

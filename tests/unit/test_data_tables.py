@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.data.format.schema import Feature, Schema, fits_float32, with_rounding
 from tfdist.data.sources import Options, open_source
-from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.data.sources.tables import arrow_types
+from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
 
 
 def column(source: Any, name: str, start: int = 0, stop: int | None = None) -> list[Any]:
@@ -447,3 +449,14 @@ def test_the_command_says_what_it_told(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(main, ["data", "write", "a.csv", "out", "--null", "age"])
     assert wrong.exit_code == 2
     assert "is not COLUMN=VALUE" in wrong.stderr
+
+
+@pytest.mark.parametrize(("numpy", "wanted"), [("1.26.4", "'pyarrow<26'"), ("2.4.6", "'tfdist[formats]'")])
+def test_a_pyarrow_that_does_not_load_is_refused_with_what_would(
+    numpy: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extra would install the same one again beside the NumPy of TensorFlow 2.16 and 2.17."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(np, "__version__", numpy)
+    with refused(MissingDependencyError, name="pyarrow", mentions=[wanted]):
+        arrow_types.arrow()

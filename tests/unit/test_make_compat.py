@@ -1,10 +1,12 @@
 """`make compat` without another TensorFlow: what it refuses, what it installs, and what follows from what was run."""
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,40 @@ def test_a_version_that_does_not_exist_is_an_error_of_pips_and_installs_nothing(
     monkeypatch.setattr(environment.ensure, "__kwdefaults__", {"folder": tmp_path})
     assert command.main(["--tensorflow", "2.18.9", "--results", str(tmp_path / "results")]) == 2
     assert PIPS_ERROR in capsys.readouterr().err
+
+
+def test_an_environment_has_what_its_tests_import() -> None:
+    """The tests of a pair, the files of fixtures before them, and what they import from other tests."""
+    setup = ast.parse((processes.REPOSITORY / "setup.py").read_text(encoding="utf-8"))
+    lists = [one.value for one in ast.walk(setup) if isinstance(one, ast.keyword) and one.arg == "install_requires"]
+    for one in ast.walk(setup):
+        if isinstance(one, ast.Dict):
+            pairs = zip(one.keys, one.values, strict=True)
+            lists += [value for key, value in pairs if key and ast.unparse(key) == "'compat'"]
+    assert len(lists) == 2
+    installed = {name for one in lists for name in re.findall(r"f?'([a-z][\w-]*)", ast.unparse(one))}
+    imported = dict(_imported(TEST, "tests/conftest.py", "tests/integration/conftest.py"))
+    assert {name: files for name, files in imported.items() if name not in installed} == {}
+
+
+def _imported(*files: str) -> Iterator[tuple[str, str]]:
+    """Yield packages that files of tests import as they are loaded, those of other files of tests too, and who does."""
+    left, seen = [*files], {*files}
+    while left:
+        for statement in ast.parse((processes.REPOSITORY / (file := left.pop())).read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.Import):
+                modules = [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom) and statement.module:
+                modules = [statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names)]
+            else:
+                continue
+            for first, *rest in (module.split(".") for module in modules):
+                if first == "tests":
+                    paths = {"/".join([first, *rest]) + end for end in (".py", "/__init__.py")} - seen
+                    left += (found := [path for path in sorted(paths) if (processes.REPOSITORY / path).is_file()])
+                    seen.update(found)
+                elif first != "tfdist" and first not in sys.stdlib_module_names:
+                    yield first, file
 
 
 def test_programs_of_an_environment_find_its_own_first() -> None:

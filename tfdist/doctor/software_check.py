@@ -165,6 +165,10 @@ def judge_numpy(packages: Mapping[str, str]) -> list[Finding]:
     if numpy and tensorflow and Version(numpy).major >= 2 and Version(tensorflow) < Version("2.18"):
         why = f"TensorFlow {tensorflow} was built for NumPy 1 and fails when it is imported"
         return [problem("numpy", f"NumPy {numpy}", why, 'python -m pip install "numpy<2"')]
+    pyarrow = packages.get("pyarrow")
+    if numpy and pyarrow and Version(numpy).major < 2 and Version(pyarrow) >= Version("26"):
+        why = "pyarrow 26 and later load with NumPy 2 only, and do not tell pip; CSV, Parquet and Arrow need pyarrow"
+        return [warning("numpy", f"pyarrow {pyarrow} with NumPy {numpy}", why, 'python -m pip install "pyarrow<26"')]
     return [ok("numpy", numpy)] if numpy else []
 
 

@@ -144,6 +144,16 @@ def test_numpy(numpy: str, tensorflow: str, level: Level) -> None:
     assert finding.level is level
 
 
+@pytest.mark.parametrize(
+    ("numpy", "pyarrow", "level"),
+    [("1.26.4", "26.0.1", Level.WARNING), ("1.26.4", "25.0.0", Level.OK), ("2.4.6", "26.0.1", Level.OK)],
+)
+def test_pyarrow_that_needs_another_numpy(numpy: str, pyarrow: str, level: Level) -> None:
+    (finding,) = software_check.judge_numpy({"numpy": numpy, "pyarrow": pyarrow})
+    assert finding.level is level
+    assert ("pyarrow<26" in finding.cure) is (level is Level.WARNING)
+
+
 def test_tensorflow_io() -> None:
     assert software_check.judge_tensorflow_io({"tensorflow": "2.21.0"}) == []
     (finding,) = software_check.judge_tensorflow_io({"tensorflow": "2.21.0", "tensorflow-io": "0.37.1"})

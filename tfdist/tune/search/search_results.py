@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tfdist.data.sources.tables import arrow_types
 from tfdist.errors import MissingDependencyError
 from tfdist.planner import plot_style
 from tfdist.tune.search.search_history import WORST, Trial
@@ -15,22 +16,20 @@ from tfdist.tune.search.search_space import Choice, Parameter, Value
 _MOST_CURVES = 400
 
 
-def _missing(package: str, extra: str) -> MissingDependencyError:
+def _missing(package: str, wanted: str, error: ImportError) -> MissingDependencyError:
     return MissingDependencyError(
-        f"{package} is not installed. Install it: python -m pip install {extra}", name=package
+        f"{package} cannot be imported ({error}). Install it: python -m pip install {wanted}", name=package
     )
 
 
 def write_parquet(found: Search, path: Path) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise _missing("pyarrow", "'tfdist[formats]'") from error
+    pyarrow = arrow_types.arrow()
+    from pyarrow import parquet
+
     rows = found.table()
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    parquet.write_table(pyarrow.table(columns), path)
 
 
 def _column(values: list[Any]) -> list[Any]:
@@ -99,7 +98,7 @@ def to_tensorboard(found: Search, folder: Path) -> None:
     try:
         from tfdist.monitor.exporters.tensorboard_exporter import EventFile, scalar, text_summary
     except ImportError as error:
-        raise _missing("tensorboard", "tensorboard") from error
+        raise _missing("tensorboard", "tensorboard", error) from error
     for one in found.history.trials.values():
         file = EventFile(folder / f"trial-{one.number:05}")
         file.add(0, time.time(), [text_summary("parameters", _listed(one))])
@@ -115,7 +114,7 @@ def to_mlflow(found: Search, where: str) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
     except ImportError as error:
-        raise _missing("mlflow", "mlflow-skinny") from error
+        raise _missing("mlflow", "mlflow-skinny", error) from error
     client = MlflowClient(tracking_uri=where)
     name = f"search {found.folder.resolve().name}"
     known = client.get_experiment_by_name(name)

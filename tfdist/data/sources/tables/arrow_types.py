@@ -15,9 +15,11 @@ def arrow() -> Any:
     try:
         import pyarrow
     except ImportError as error:
+        # the NumPy of TensorFlow 2.16 and 2.17, under which pip installs a pyarrow that refuses it
+        wanted = "pyarrow<26" if np.__version__.startswith("1.") else "tfdist[formats]"
         raise MissingDependencyError(
             f"CSV, Parquet, Arrow and tables in memory need pyarrow, which cannot be imported ({error}). Run: "
-            "python -m pip install 'tfdist[formats]'",
+            f"python -m pip install '{wanted}'",
             name="pyarrow",
         ) from error
     return pyarrow
