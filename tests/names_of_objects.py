@@ -113,7 +113,8 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_fn_kwargs": lambda: keras.losses.CosineSimilarity(axis=0),
         "_keras_logits": lambda: keras.activations.softmax(tf.zeros([1, 2])),
     },
-    "keras/metric_weights.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
+    "keras/metrics/metric_resets.py": each("_compile_metrics _initial_epoch", model),
+    "keras/metrics/metric_weights.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
     "keras/keras_trainer.py": {
         **each(
             "_compile_config _compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model

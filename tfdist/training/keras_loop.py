@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, metric_resets
+from tfdist.compat.keras import keras_trainer
+from tfdist.compat.keras.metrics import metric_resets
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tf_data
 from tfdist.compat.tensorflow.steps.traced_call import garbage_kept

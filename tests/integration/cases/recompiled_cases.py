@@ -39,7 +39,12 @@ def compiled_again(text: str) -> dict[str, Any]:
             compiled(one, trains_first=trains_first)
             one.optimizer.build(one.trainable_variables)
         met = [bool(schedule.events(steps + number)) for number in range(1, PER_EPOCH + 1)]
-        simulation.run(1, lambda step, met=met: simulation.average(moments=False) if met[step - 1] else None)
+
+        def after(step: int, met: list[bool] = met) -> None:
+            if met[step - 1]:
+                simulation.average(moments=False)
+
+        simulation.run(1, after)
         steps += PER_EPOCH
         trained = [one.trainable_variables for one in simulation.models]
         kept = [one.optimizer._model_variables_moving_average for one in simulation.models]

@@ -23,8 +23,9 @@ from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import keras_trainer, metric_resets
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras.epochs import Fit
+from tfdist.compat.keras.metrics import metric_resets
 from tfdist.errors import ConfigError
 from tfdist.monitor import faults
 from tfdist.monitor.phases import Activity, Kind, Phase

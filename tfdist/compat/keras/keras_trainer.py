@@ -25,8 +25,9 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from keras.src.random import seed_generator
 
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_frames, metric_resets
+from tfdist.compat.keras import keras_frames
 from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras.metrics import metric_resets
 from tfdist.compat.keras.symbolic import known_outputs
 from tfdist.compat.tensorflow import dry_run
 from tfdist.errors import TfdistError

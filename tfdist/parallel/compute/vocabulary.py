@@ -15,8 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, metric_weights
+from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.parallel.compute.activations import Along
 

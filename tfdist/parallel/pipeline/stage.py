@@ -12,7 +12,8 @@ from tfdist.cluster.shares import Shares
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.keras import keras_trainer, keras_variables, metric_weights
+from tfdist.compat.keras import keras_trainer, keras_variables
+from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind

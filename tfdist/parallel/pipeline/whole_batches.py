@@ -17,8 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights, stateless_scope
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, stateless_scope
 from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division

@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat import planted
-from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_weights
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
+from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
 from tfdist.monitor.phases import Phase

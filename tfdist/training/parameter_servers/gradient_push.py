@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, keras_variables, metric_weights, stateless_scope
+from tfdist.compat.keras import keras_trainer, keras_variables, stateless_scope
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.tensorflow import new_variables, replay, traced_uses
 from tfdist.compression.codec import Codec
 from tfdist.errors import UnsupportedError

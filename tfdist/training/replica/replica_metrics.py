@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, metric_weights
+from tfdist.compat.keras import keras_trainer
+from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import ConfigError

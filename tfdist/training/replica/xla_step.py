@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import metric_weights
+from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.tensorflow import sparse_rows, traced_uses
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import current_step

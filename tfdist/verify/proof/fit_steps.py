@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.callbacks.backup.state_names import variables_of
-from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, metric_resets
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods
 from tfdist.compat.keras.first_batch import batches_of_fit
+from tfdist.compat.keras.metrics import metric_resets
 from tfdist.compat.tensorflow import tf_data
 from tfdist.errors import TfdistError
 from tfdist.training.checks import row_mixing

@@ -1,0 +1,1 @@
+"""Metrics: the weights of what they are given, and their resets."""
