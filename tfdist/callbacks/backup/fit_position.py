@@ -77,7 +77,7 @@ class Input:
         if self._reading is not None:
             found["reading"] = self._reading.state(batches=place.since or None)
         if self._validation is not None:
-            found["validation"] = _where_next_begins(self._validation)
+            found["validation"] = where_next_begins(self._validation)
         found["reading_matters"] = self._random.reading_matters
         found["validations"], found["steps_per_epoch"] = self._validations, self._fit.steps
         return found
@@ -182,8 +182,8 @@ class Input:
         keras_epochs.enter(self._fit, step=self._fit.steps or 2**62, batches_taken=0)
 
 
-def _where_next_begins(validation: CountedDataset) -> dict[str, Any]:
-    """Return the position of the next validation: in the next epoch, or where the last one began if it left some out."""
+def where_next_begins(validation: CountedDataset) -> dict[str, Any]:
+    """Return where the next validation begins: behind the last one, or where that began if it left examples out."""
     begun = validation.state(batches=0)
     try:
         ended = validation.state()
