@@ -42,6 +42,12 @@ def capture() -> dict[str, NDArray[Any]]:
     return states
 
 
+def variables() -> list[Any]:
+    """Return the variables among the states that exist."""
+    made = stateful_random_ops.global_generator
+    return [_keras(), *([] if made is None else [made.state])]
+
+
 def of_python() -> dict[str, NDArray[Any]]:
     """Return the states of the generators that any Python code may draw from: that of `random`, and of NumPy."""
     return {_PYTHON: _words(random.getstate()), _NUMPY: _of_numpy()}

@@ -19,6 +19,7 @@ from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import replayed_input
 from tfdist.compat.keras.epochs import Fit
 from tfdist.compat.tensorflow import tf_data
+from tfdist.errors import ConfigError
 from tfdist.training.global_batches import CountedDataset
 
 _logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Input:
         if self._reading is not None:
             found["reading"] = self._reading.state(batches=place.since or None)
         if self._validation is not None:
-            found["validation"] = self._validation.state()
+            found["validation"] = where_next_begins(self._validation)
         found["reading_matters"] = self._random.reading_matters
         found["validations"], found["steps_per_epoch"] = self._validations, self._fit.steps
         return found
@@ -100,7 +101,9 @@ class Input:
         if count and self._validation is None:
             dataset = self._fit.validation
             matters = isinstance(dataset, tf.data.Dataset) and tf_data.reading_matters(dataset)
+            held = random_states.of_python()
             replayed_input.replay_validations(model, count, whole=matters)
+            random_states.restore(held)
 
     def validation_ended(self) -> None:
         self._validations += 1
@@ -177,3 +180,13 @@ class Input:
     def nothing_left(self) -> None:
         """Let the next epoch have no steps."""
         keras_epochs.enter(self._fit, step=self._fit.steps or 2**62, batches_taken=0)
+
+
+def where_next_begins(validation: CountedDataset) -> dict[str, Any]:
+    """Return where the next validation begins: behind the last one, or where that began if it left examples out."""
+    begun = validation.state(batches=0)
+    try:
+        ended = validation.state()
+    except ConfigError:  # outside of a strategy nobody counts batches before the end
+        return begun
+    return ended if ended["consumed"] == ended["examples"] else begun

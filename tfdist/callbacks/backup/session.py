@@ -247,7 +247,7 @@ class BackupSession(keras.callbacks.Callback):
         self._undo = lambda: None
         step_clock().end_paused()
         if self._is_resumed:
-            self._tell_of_draws()
+            self._tell_of_steps()
         self._at = self._input.place(epoch=self._epoch, step=batch + 1)
         self._logs = logs if logs is not None else {}
         reporter = step_clock().reporter
@@ -261,15 +261,22 @@ class BackupSession(keras.callbacks.Callback):
         if on_disk or in_memory:
             self._submit(self._capture(), on_disk=on_disk)
 
-    def _tell_of_draws(self) -> None:
-        """Warn once if the step draws random numbers that begin anew in each process."""
+    def _tell_of_steps(self) -> None:
+        """Warn once if steps have a state that no backup has."""
         self._is_resumed = False
-        found = keras_trainer.seeded_draws(self.model) if self._workers.is_chief else []
-        if found:
+        if not self._workers.is_chief:
+            return
+        if found := keras_trainer.seeded_draws(self.model):
             _logger.warning(
                 "The step draws random numbers with tf.random (%s). Their sequence begins anew in each process, so the "
                 "resumed training has others than it would have had. Use keras.random with a "
                 "keras.random.SeedGenerator that is an attribute of the layer: a backup has its state.",
+                ", ".join(found),
+            )
+        if found := self._state.unknown():
+            _logger.warning(
+                "The step changes variables that no backup has (%s): they begin anew in each process. Let what has "
+                "them, such as a keras.random.SeedGenerator, be an attribute of the model or of a layer.",
                 ", ".join(found),
             )
 

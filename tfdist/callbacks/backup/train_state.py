@@ -59,6 +59,11 @@ class TrainState:
                 raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}", name=name) from error
         return arrays, {"callbacks": callbacks, "unsaved": self._unsaved.state()}
 
+    def unknown(self) -> list[str]:
+        """Return the names of variables that a traced step has changed, and that are not part of the state."""
+        known = [*variables_of(self._model).all.values(), *random_states.variables()]
+        return keras_trainer.changed_variables(self._model, known)
+
     def begin(self) -> None:
         """Note what callbacks know when training begins."""
         self._unsaved.begin()

@@ -14,7 +14,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
 import contextlib
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -262,6 +262,20 @@ def note_graph(model: keras.Model) -> None:
     """Note the graph in which a step of a model is being traced, if one is."""
     if tf.inside_function():
         planted.of_model(model).graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
+
+
+def changed_variables(model: keras.Model, known: Iterable[Any]) -> list[str]:
+    """Return the names of variables that traced steps of a model without a strategy change, without the known ones."""
+    if planted.of_model(model).strategy is not None:
+        return []  # strategies have variables of their own
+    handles = {id(keras_value.handle) for one in known if hasattr(keras_value := getattr(one, "value", one), "handle")}
+    found = set()
+    for graph in filter(None, (one() for one in planted.of_model(model).graphs)):
+        names = {id(variable.handle): variable.name for variable in graph.variables}
+        for outside, inside in graph.captures:
+            if id(outside) in names.keys() - handles and any(op.type.startswith("Assign") for op in inside.consumers()):
+                found.add(names[id(outside)])
+    return sorted(found)
 
 
 def seeded_draws(model: keras.Model) -> list[str]:
