@@ -356,18 +356,18 @@ class _Job:
                 self._need_same(shard, start, map(encode, self._source.blocks(start, stop)))
         open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
         source, schema, layout = self._source, self._schema, self._layout
-        bounds = ((number, self._name(number), *plan[number]) for number in open_)
+        bounds = ((number, self._name(number), plan[number]) for number in open_)
         if processes > 1 and len(open_) > 1:
             from tfdist.processes.pool.task_pool import in_processes
 
             fixed = self._place.url, *self._options, schema, layout
             # one after the other: each may have a copy of its examples
-            tasks = ((*fixed, number, name, part_of(source, *span), *span) for number, name, *span in bounds)
+            tasks = ((*fixed, number, name, part_of(source, *span), *span) for number, name, span in bounds)
             done = in_processes(write_shard, tasks, processes)
         else:
             at, report = self._place, self._report
             done = (
-                (number, one_shard(at, schema, layout, name, source, *span, report)) for number, name, *span in bounds
+                (number, one_shard(at, schema, layout, name, source, *span, report)) for number, name, span in bounds
             )
         self._report()
         for number, shard in done:

@@ -37,7 +37,8 @@ def open_table(examples: Any, schema: Schema | None, options: Options) -> arrow_
     kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
     step = examples_per_block(table.nbytes // table.num_rows)
     rows = table.select(found.read)
-    read, part = (functools.partial(of, rows, step) for of in (arrow_table.batches_of, arrow_table.part_of_rows))
+    read = functools.partial(arrow_table.batches_of, rows, step)
+    part = functools.partial(arrow_table.part_of_rows, rows, step)
     identity = {"kind": "table", "count": table.num_rows, "columns": kinds}
     return arrow_table.Table(found, read, table.column_names, identity, count=table.num_rows, seekable=True, part=part)
 
