@@ -206,6 +206,25 @@ def test_a_scale_grows_and_a_number_stays() -> None:
         keras.config.set_dtype_policy(with_policy)
 
 
+@pytest.mark.parametrize(("scale", "gradient"), [(2.0**127, 0.5), (2.0**-126, np.nan)])
+def test_a_scale_stays_one_that_gradients_can_be_divided_by(scale: float, gradient: float) -> None:
+    optimizer = DistributedOptimizer("sgd", loss_scale="dynamic", growth_steps=1)
+    variable = keras.Variable(np.ones(2, np.float32))
+    optimizer.build([variable])
+    optimizer.dynamic_scale.assign(scale)
+    optimizer.apply([tf.fill([2], tf.constant(gradient))], [variable])
+    assert float(optimizer.dynamic_scale.numpy()) == scale
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_large_scale_is_taken_out_of_gradients_of_any_dtype(dtype: str) -> None:
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), loss_scale=2.0**17)
+    variable = keras.Variable(np.ones(2), dtype=dtype)
+    optimizer.build([variable])
+    optimizer.apply([tf.fill([2], tf.constant(2.0**15, dtype))], [variable])
+    np.testing.assert_array_equal(tf.cast(variable.value, tf.float64), [0.75, 0.75])
+
+
 def test_it_is_saved_with_a_model_in_the_middle_of_an_accumulation(tmp_path: Any) -> None:
     inner = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 50))
     model = linear(DistributedOptimizer(inner, accumulate_steps=3, loss_scale="dynamic", clipnorm=1.0))

@@ -83,6 +83,22 @@ def logits(part: tf.Tensor) -> Logits:
     return Logits(part, Along(axes, "model", "activations of last/kernel"))
 
 
+def test_a_source_is_known_behind_each_output_of_an_identity() -> None:
+    late, sources = Late(may_wait=True), []
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        with late.step() as returned:
+            promised = late.promise(lambda: tf.constant([2.0]), tf.constant([1]), tf.constant(0.0), "known")
+            first, second = tf.identity_n([tf.constant([1.0]), promised])  # as a user's gradient of several results
+            sources.extend([late.source_of(first), late.source_of(second)])
+            returned.append(second)
+        return second
+
+    step()
+    assert sources == [None, "known"]
+
+
 def test_the_loss_of_all_parts_is_that_of_keras() -> None:
     rng = np.random.RandomState(3)
     part, target = tf.constant(rng.normal(size=(4, 3, 7)) * 30), tf.constant(rng.randint(0, 7, (4, 3)))

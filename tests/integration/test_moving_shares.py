@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.training.global_batches import Input
+from tfdist.training.replica import batch_rows
 
 pytestmark = pytest.mark.quick
 
@@ -132,3 +133,11 @@ def test_training_resumes_in_the_middle_of_a_change(workers: list[Worker]) -> No
         one.input.note_trained()
     require(found + taken(epochs, BATCHES - 6), [A] * 2 + [B] * 5, first=5)
     require(taken([iter(one.input) for one in workers], BATCHES), [B] * BATCHES)
+
+
+@pytest.mark.parametrize("weights", [(1001, 2999, 96), (1, 16_383), (3, 1)])
+def test_a_graph_cuts_a_large_batch_as_shares_say(weights: tuple[int, ...]) -> None:
+    shares = Shares(weights)
+    edges = tf.constant(shares.edges)
+    for rows in (0, 2, 4096, 131_072, 1_000_000, 2**31 - 1):
+        assert batch_rows.uneven_bounds(tf.constant(rows), edges).numpy().tolist() == list(shares.bounds(rows))

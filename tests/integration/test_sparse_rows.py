@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import sparse_rows, sparse_sums
 from tfdist.gradients.reduction import reducer
+from tfdist.gradients.sharding.variable_parts import Stretch
 
 pytestmark = pytest.mark.quick
 
@@ -267,3 +268,14 @@ def test_rows_matter_where_keras_makes_another_update_of_their_sum(make: Callabl
         updated.append([table.numpy(), *(one.numpy() for one in optimizer.variables)])
     same = all(np.allclose(one, other) for one, other in zip(*updated, strict=True))
     assert same is not reducer.keeps_duplicate_indices(make(0.1))
+
+
+def test_rows_of_a_table_with_more_elements_than_an_int32_counts_reach_their_part() -> None:
+    shape, row = (3_000_000, 1024), 2_900_000
+    for index, size in ((1, 2), (0, 1)):
+        part = Stretch(shape, index, size)
+        rows = tf.IndexedSlices(tf.ones([1, 1024]), tf.constant([row]), tf.constant(shape))
+        mine = tf.function(part.of)(rows)
+        np.testing.assert_array_equal(mine.indices, row * 1024 + np.arange(1024) - part.bounds[0])
+        assert mine.values.shape == (1024,)
+        assert mine.dense_shape.numpy().tolist() == list(part.shape)

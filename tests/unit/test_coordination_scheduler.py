@@ -1,7 +1,9 @@
 """A task outlives its worker, and its result is taken once."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -150,10 +152,10 @@ def test_a_silent_worker_is_given_up_and_what_it_says_later_is_not_taken(make: C
         return worker
 
     for _ in range(2):  # both have run one of the kind, so the limit is the plain one
-        scheduler.submit(lambda worker: both.wait(DEADLINE_SECONDS), kind="k")
+        scheduler.submit(lambda worker: both.wait(DEADLINE_SECONDS), kind=Fake)
     for _ in range(2):
         outcome_of(scheduler)
-    scheduler.submit(compute, kind="k")
+    scheduler.submit(compute, kind=Fake)
     first = outcome_of(scheduler)
     assert first.result == calls[1]
     assert calls[0] != calls[1]
@@ -164,6 +166,18 @@ def test_a_silent_worker_is_given_up_and_what_it_says_later_is_not_taken(make: C
         time.sleep(0.005)
     assert scheduler.present == 2
     assert scheduler.next_outcome(ANY, wait=False) is None
+
+
+def test_a_kind_of_task_is_not_kept(make: Callable[..., Scheduler]) -> None:
+    scheduler = make(1)
+    kinds = [Fake(), Fake()]  # such as the function of a model, which has its variables
+    seen = [weakref.ref(kind) for kind in kinds]
+    for place, is_known in ((0, False), (0, True), (1, False)):
+        scheduler.submit(lambda worker: time.sleep(0.001), kind=kinds[place])
+        assert (outcome_of(scheduler).seconds > 0) == is_known
+    kinds.clear()
+    gc.collect()
+    assert [kind() for kind in seen] == [None, None]
 
 
 def test_a_task_that_nobody_survives_is_an_error(make: Callable[..., Scheduler], fake: Fake) -> None:

@@ -17,7 +17,7 @@ from typing import Self
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
 
-# A graph multiplies rows by a sum of weights in int32, so a batch may have 2^17 - 1 rows.
+# a graph multiplies two numbers up to this one in int32
 _LARGEST_TOTAL = 2**14
 
 

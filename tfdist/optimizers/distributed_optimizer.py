@@ -27,6 +27,7 @@ from tfdist.training.replica import batch_rows, current_step, replica_optimizers
 from tfdist.training.strategy_mixin import KerasTraining
 
 _HALF = ("float16", "bfloat16")
+_SMALLEST_SCALE = 2.0**-126  # halved for long, a scale would become zero, and so stay
 _KERAS_EXCLUDES = keras.optimizers.Optimizer.exclude_from_weight_decay
 _NOT_SAVED = (
     "tfdist: variables were given to exclude_from_weight_decay() of %r. A saved model does not contain this choice, so "
@@ -296,7 +297,10 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
     def _unscaled(self, value: tf.Tensor) -> tf.Tensor:
         if self.loss_scale is None:
             return value
-        return value / tf.cast(tf.convert_to_tensor(self.dynamic_scale), value.dtype)
+        scale = tf.convert_to_tensor(self.dynamic_scale)
+        # as a float16, a scale from 2**16 on is infinite
+        dtype = value.dtype if value.dtype.size >= scale.dtype.size else scale.dtype
+        return tf.cast(tf.cast(value, dtype) / tf.cast(scale, dtype), value.dtype)
 
     def _update(self, grads: list[Any], variables: list[Any], remembered: list[tf.Tensor]) -> None:
         """Apply reduced, unscaled gradients; if they are not finite, restore the memory of the reducers."""
@@ -310,6 +314,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
             if self.loss_scale == "dynamic":
                 grown = tf.convert_to_tensor(self.step_counter) + 1 >= self.dynamic_growth_steps
                 self.step_counter.assign(tf.where(grown, tf.zeros_like(self.step_counter), self.step_counter + 1))
+                grown &= tf.math.is_finite(2 * scale)
                 self.dynamic_scale.assign(tf.where(grown, 2 * scale, scale))
 
         def bad() -> None:
@@ -318,7 +323,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
                 variable.assign(before)
             if self.loss_scale == "dynamic":
                 self.step_counter.assign(tf.zeros_like(self.step_counter))
-                self.dynamic_scale.assign(scale / 2)
+                self.dynamic_scale.assign(tf.maximum(scale / 2, _SMALLEST_SCALE))
 
         tf.cond(self.check_finite(grads), good, bad)
 

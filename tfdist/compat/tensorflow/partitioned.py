@@ -4,13 +4,17 @@ TensorFlow's `ShardedVariable` has no handle, so Keras can neither differentiate
 treats reading the whole, or looking up rows, as a function of one handle. The optimizer updates one part after the
 other, each with its slots.
 
-Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`Variable._value`).
+Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`Variable._value`; `compute_fans`, the
+sizes by which Keras scales initial values).
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import tensorflow as tf
+from keras import initializers
+from keras.src.initializers.random_initializers import compute_fans
 from tensorflow.python.eager import record, tape
 
 from tfdist.compat.keras import keras_variables
@@ -19,6 +23,8 @@ from tfdist.compat.tensorflow.whole_variable import WholeVariable
 # A table up to this size is made whole and then cut, so that it starts as on one device. A larger table is made in
 # parts, each from a seed of its own, because no machine may be able to hold the whole.
 WHOLE_BYTES = 256 << 20
+# initializers whose values of a part are not a part of their values
+_OF_WHOLE = (initializers.Orthogonal, initializers.Identity)
 
 
 def create(
@@ -34,7 +40,8 @@ def create(
     value, known = kwargs["initial_value"], keras_variables.being_made()
     parts = []
     whole = None
-    alone = known is not None and shape.num_elements() * dtype.size > WHOLE_BYTES
+    is_large = shape.num_elements() * dtype.size > WHOLE_BYTES
+    alone = is_large and known is not None and not isinstance(known[1], _OF_WHOLE)
     if not alone:
         with tf.device(devices[0]):
             whole = tf.convert_to_tensor(value() if callable(value) else value, dtype)
@@ -44,19 +51,29 @@ def create(
             if whole is not None:
                 initial: Any = whole[begin:end]
             else:
-                initial = _initial_part(known[1], index, [end - begin, *shape[1:]], dtype)  # type: ignore[index]
+                part = [end - begin, *shape[1:]]
+                initial = _initial_part(known[1], index, part, list(shape), dtype)  # type: ignore[index]
             parts.append(next_creator(**{**kwargs, "initial_value": initial, "shape": None}))
     return PartitionedVariable(parts, boundaries, strategy=strategy, trainable=bool(kwargs.get("trainable", True)))
 
 
-def _initial_part(initializer: Any, index: int, shape: list[int], dtype: tf.DType) -> tf.Tensor:
+def _initial_part(
+    initializer: Any, index: int, part: Sequence[int], whole: Sequence[int], dtype: tf.DType
+) -> tf.Tensor:
     """Return the initial values of one part; random values use a seed that is derived from the table's."""
-    config = initializer.get_config() if hasattr(initializer, "get_config") else {}
-    if isinstance(config.get("seed"), int):
-        initializer = type(initializer).from_config(
-            {**config, "seed": (config["seed"] + 0x9E3779B1 * index) % (1 << 31)}
-        )
-    return tf.convert_to_tensor(initializer(shape, dtype=dtype.name))
+    own = copy.copy(initializer)
+    if isinstance(getattr(own, "seed", None), int):  # also where the user has given none
+        own.seed = (own.seed + 0x9E3779B1 * index) % (1 << 31)
+    if isinstance(own, initializers.VarianceScaling):
+        own.scale *= _fan(own, part) / _fan(own, whole)
+    return tf.convert_to_tensor(own(part, dtype=dtype.name))
+
+
+def _fan(initializer: initializers.VarianceScaling, shape: Sequence[int]) -> float:
+    """Return the number by which the variance of initial values of a shape is divided."""
+    axes = {name: getattr(initializer, name, None) for name in ("input_axes", "output_axes")}
+    inputs, outputs = compute_fans(shape, **{name: given for name, given in axes.items() if given is not None})
+    return max(1.0, {"fan_in": inputs, "fan_out": outputs}.get(initializer.mode, (inputs + outputs) / 2))
 
 
 class PartitionedVariable(WholeVariable):

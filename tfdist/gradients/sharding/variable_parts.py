@@ -64,6 +64,8 @@ class Stretch:
     def _of_rows(self, rows: tf.IndexedSlices) -> tf.IndexedSlices:
         begin, end = self.bounds
         wide = math.prod(self.whole[1:])
+        if self.count > tf.int32.max:  # then the place of an element is no int32
+            rows = tf.IndexedSlices(rows.values, tf.cast(rows.indices, tf.int64), rows.dense_shape)
         if end == begin or not wide:
             return tf.IndexedSlices(tf.zeros([0], rows.dtype), tf.zeros([0], rows.indices.dtype), tf.constant([0]))
         inside = (rows.indices >= begin // wide) & (rows.indices <= (end - 1) // wide)

@@ -6,6 +6,7 @@ time, loses its task to another one, and a late answer is ignored. It gets new t
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class _Worker:
     since: float = 0.0
     looked: float = 0.0
     replaced: bool = False
-    known: set[object] = field(default_factory=set)
+    known: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)  # it must not keep a model that is gone
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,7 +311,8 @@ class Scheduler:
         else:
             is_known = task.kind is not None and task.kind in worker.known
             seconds = ended - worker.since if is_known else 0.0
-            worker.known.add(task.kind)
+            if task.kind is not None:
+                worker.known.add(task.kind)
             if mine:
                 self._outcomes.append(Outcome(task.number, result, error, ended, worker.index, seconds))
             if worker.state is _State.BUSY:

@@ -207,7 +207,8 @@ def uneven_bounds(rows: tf.Tensor, edges: Any) -> tf.Tensor:
     """Return `Shares.bounds` in a graph, for shares with these edges, which may be a tensor."""
     replicas = edges.shape[0] - 1
     places = np.arange(replicas + 1, dtype=np.int32)
-    found = rows * edges // edges[-1]
+    total = edges[-1]
+    found = rows // total * edges + rows % total * edges // total  # an int32 need not hold rows * edges
     # each edge is at least one row behind all before it, where there are rows enough
     before = tf.where(np.tri(replicas + 1, dtype=bool), (found - places)[tf.newaxis, :], tf.int32.min)
     lifted = tf.minimum(places + tf.reduce_max(before, axis=1), rows - replicas + places)

@@ -72,7 +72,7 @@ class Late:
             op = tensor.op
             if op.type not in ("Cast", "EnsureShape", "Identity", "IdentityN"):
                 return None
-            tensor = op.inputs[op.outputs.index(tensor)] if len(op.outputs) == len(op.inputs) else None
+            tensor = op.inputs[tensor.value_index] if len(op.outputs) == len(op.inputs) else None
         return None
 
 
