@@ -45,11 +45,12 @@ def shown(value: object, *, limit: int = 200) -> str:
 def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int | None = None, hint: str = "") -> int:
     """Return ``value`` as an int, after checking that it is within the bounds, both included."""
     required = "an integer" + _bounds(minimum, maximum)
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+    # a NumPy bool is 1 or 0 as an index for NumPy 2.0, which only warns; for NumPy 1 the class is called bool_
+    if type(value).__name__ in ("bool", "bool_") or not hasattr(type(value), "__index__"):
         raise _type_error(name, value, required, hint)
     try:
         number = operator.index(value)
-    except TypeError:  # a NumPy bool or array has the method, but it raises
+    except TypeError:  # a NumPy array has the method, but it raises
         raise _type_error(name, value, required, hint) from None
     if _outside(number, minimum, maximum):
         raise _value_error(name, value, required, hint)

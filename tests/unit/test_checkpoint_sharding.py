@@ -30,7 +30,7 @@ def test_as_many_have_what_they_had(rule: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"])
 def test_a_sum_stays_and_is_divided_evenly(old: int, new: int, dtype: str) -> None:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    shards = [np.arange(1, 7).reshape(2, 3).astype(kind) * (place + 1) for place in range(old)]
+    shards = [(np.arange(1, 7).reshape(2, 3) * (place + 1)).astype(kind) for place in range(old)]
     found = every("sum", shards, new)
     total = np.sum([shard.astype(np.float64) for shard in shards], axis=0)
     again = np.sum([shard.astype(np.float64) for shard in found], axis=0)
