@@ -77,13 +77,14 @@ def note_restored(model: keras.Model) -> None:
 def logs_now(model: keras.Model, logs: dict[str, Any], settled: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of a model at the end of an epoch or evaluation.
 
-    ``logs`` are those of its last step, and ``settled`` what replaces them unless something has come in between.
+    ``logs`` are those of its last step, and ``settled`` what a strategy makes of them. They are returned unless a reset
+    or an evaluation has come after them.
     """
     state = planted.of_model(model)
     if state.metrics_were_reset:
         with keras.StatelessScope():  # a reset is the same everywhere, so nothing has to travel
             type(model).reset_metrics(model)
-            return dict(model.get_metrics_result())
+            return {**settled, **model.get_metrics_result()}
     last = state.last_logs
-    is_last = not isinstance(last, dict) or last is logs or last.keys() != logs.keys()
-    return settled if is_last else last
+    is_later = isinstance(last, dict) and last is not logs and last.keys() == logs.keys() == settled.keys()
+    return last if is_later else settled
