@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,6 @@ def _digest(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.shape, hashlib.sha256(value.tobytes()).digest() if value.nbytes < 2**16 else b""
     if isinstance(value, (list, tuple, set, frozenset, dict)):
-        items = list(value.items()) if isinstance(value, dict) else list(value)
-        return type(value).__name__, len(items), [_digest(item) for item in items[:_SMALL]]
+        items = value.items() if isinstance(value, dict) else value
+        return type(value).__name__, len(value), [_digest(item) for item in itertools.islice(items, _SMALL)]
     return ("None",) if value is None else None
