@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from tfdist.compat.keras import callback_fields
 
 _logger = logging.getLogger("tfdist")
 _SMALL = 16  # items of a collection that are compared one by one
+_DEPTH = 4  # of collections in collections
 _OWN = ("keras.", "tfdist.")  # modules whose callbacks are known
 _OF_KERAS = {"params", "_model", "model", "validation_data"}
 
@@ -75,13 +77,14 @@ def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
-def _digest(value: Any) -> Any:
+def _digest(value: Any, depth: int = _DEPTH) -> Any:
     """Return something that differs if a value does, None for objects that are not compared."""
     if isinstance(value, (bool, int, float, str, np.generic)):
         return type(value).__name__, repr(value)
     if isinstance(value, np.ndarray):
         return value.shape, hashlib.sha256(value.tobytes()).digest() if value.nbytes < 2**16 else b""
     if isinstance(value, (list, tuple, set, frozenset, dict)):
-        items = list(value.items()) if isinstance(value, dict) else list(value)
-        return type(value).__name__, len(items), [_digest(item) for item in items[:_SMALL]]
+        items = value.items() if isinstance(value, dict) else value
+        few = itertools.islice(items, _SMALL if depth else 0)  # it may contain itself
+        return type(value).__name__, len(value), [_digest(item, depth - 1) for item in few]
     return ("None",) if value is None else None
