@@ -486,6 +486,8 @@ def test_a_file_imports_modules_beside_it(tmp_path: Path, monkeypatch: pytest.Mo
         ({"personal_layers": ["body", "head"]}, ConfigError, "personal_layers"),
         ({"personal_layers": ["head"], "test_data": (X, Y)}, ConfigError, "test_data"),
         ({"make_model": noisy, "algorithm": Scaffold()}, ConfigError, "optimizer"),
+        ({"make_model": lambda: classifier(optimizer=keras.optimizers.Ftrl())}, ConfigError, "optimizer"),
+        ({"make_model": lambda: classifier(optimizer=keras.optimizers.ScheduleFreeAdamW())}, ConfigError, "optimizer"),
         ({"participation": Participation(minimum=9)}, ConfigError, "minimum"),
     ],
 )
