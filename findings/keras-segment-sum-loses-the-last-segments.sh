@@ -7,8 +7,8 @@
 # without a row therefore shortens the result by one, and rows of ids beyond its end are added to nothing. Compiled by
 # XLA, which is Keras' default where there is a GPU, nothing is raised; on a CPU without XLA an error is. Graphs without
 # nodes and users without a purchase are such segments, so it depends on the batch. Pass `num_segments`.
-# Output seen: 1000 rows in 1000 segments at random, the last one with a row is 999: compiled, segment_sum has 640
-# segments and 65.2% of the rows, segment_max 1000; with num_segments 1000 and 100.0%
+# Output seen: 1000 rows in 1000 segments at random, the last one with a row is 999: compiled, segment_sum has 622
+# segments and 60.2% of the rows, segment_max 1000; with num_segments 1000 and 100.0%
 # The script fails if that changes.
 set -euo pipefail
 folder=$(mktemp -d)
