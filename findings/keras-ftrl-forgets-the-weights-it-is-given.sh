@@ -4,9 +4,9 @@
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
 # Behaviour: the algorithm computes weights from sums of gradients alone, and assumes that they began at zero. With the
 # default `initial_accumulator_value=0.1`, a weight w with the gradient g becomes about w * g**2 / 0.2, whatever the
-# rate is; without a gradient it becomes 0. So a pretrained model, an adapter's base, or weights without the optimizer's
-# state are gone after one step, and so are the values of an initializer. Adagrad, which differs by the regularization
-# alone if that is 0, keeps them. Where each round begins with a new optimizer, as in federated learning, nothing is
+# rate is; without a gradient it becomes 0. So a pretrained model, or weights that were loaded without the optimizer's
+# state, are gone after one step, and so are the values of an initializer. Adagrad, which is the same algorithm without
+# regularization, keeps them. Where each round begins with a new optimizer, as in federated learning, nothing is
 # learned.
 # Output seen: loss of a trained model 0.0001, after one step at a rate of 1e-06: Ftrl 0.98, Adagrad 0.0001; of the
 # kernel Ftrl keeps 0.01%, Adagrad 100.00%
