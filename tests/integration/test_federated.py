@@ -461,6 +461,8 @@ def test_too_few_updates_end_the_run() -> None:
         ({"personal_layers": ["body", "head"]}, ConfigError, "personal_layers"),
         ({"personal_layers": ["head"], "test_data": (X, Y)}, ConfigError, "test_data"),
         ({"make_model": noisy, "algorithm": Scaffold()}, ConfigError, "optimizer"),
+        ({"make_model": lambda: classifier(optimizer=keras.optimizers.Ftrl())}, ConfigError, "optimizer"),
+        ({"make_model": lambda: classifier(optimizer=keras.optimizers.ScheduleFreeAdamW())}, ConfigError, "optimizer"),
         ({"participation": Participation(minimum=9)}, ConfigError, "minimum"),
     ],
 )

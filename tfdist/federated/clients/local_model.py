@@ -74,6 +74,7 @@ class LocalModel:
         self.seeds = [one for one in self.model.variables if id(one) not in known and "seed" in one.path]
         self.corrections = dict[str, tf.Variable]()
         self.anchors = dict[str, tf.Variable]()
+        _need_given_weights(self.model.optimizer)
         if algorithm.has_controls:
             _need_plain_sgd(self.model.optimizer)
         if algorithm.has_controls or algorithm.proximal is not None:
@@ -182,6 +183,24 @@ def _weights_of_layers(model: keras.Model, names: Sequence[str]) -> set[int]:
                 received=name,
             )
     return {id(variable) for name in names for variable in layers[name].weights}
+
+
+def _need_given_weights(optimizer: Any) -> None:
+    """Refuse an optimizer that does not begin a training at the weights of the round."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    what = type(inner).__name__
+    if isinstance(inner, keras.optimizers.Ftrl):
+        why = "replaces weights by sums of the gradients it has seen, which are none where each round begins anew"
+    elif isinstance(inner, keras.optimizers.ScheduleFreeAdamW):
+        why = "averages over steps, and keeps weights of its own that are not those of the round"
+    else:
+        return
+    raise ConfigError(
+        f"the model is compiled with {what}; a client begins at the weights of the round with a new optimizer, and "
+        f"{what} {why}. Take another, such as keras.optimizers.SGD, Adagrad or AdamW.",
+        name="optimizer",
+        received=what,
+    )
 
 
 def _need_plain_sgd(optimizer: Any) -> None:
