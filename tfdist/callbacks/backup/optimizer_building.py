@@ -15,12 +15,9 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 
 
 def build_optimizers(model: keras.Model, own: Callable[[], Mapping[str, keras.Variable]], saved: Iterable[str]) -> None:
-    """Build the optimizers of a model that are not built for the weights whose slots are among the saved names.
+    """Build each optimizer that is not built for the weights whose slots are among the saved names.
 
-    Args:
-        model: the model.
-        own: a function that returns the model's variables by name.
-        saved: the names of the saved variables.
+    ``own`` returns the model's variables by name.
     """
     unbuilt = [one for one in keras_trainer.optimizers(model) if not one.built]
     if not unbuilt:

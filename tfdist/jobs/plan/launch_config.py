@@ -325,12 +325,6 @@ def require_variables(name: str, value: Any) -> None:
 def require_valid_script(config: LaunchConfig) -> None:
     """Check what `require_script` checks, and that the script is valid Python: for commands that run it several times.
 
-    Args:
-        config: the request.
-
-    Raises:
-        ConfigError: the script cannot be run.
-
     Example:
         >>> require_valid_script(LaunchConfig(target="json.tool", is_module=True))
     """
