@@ -8,7 +8,7 @@
 # seen. 9000 of 10,000 are always the first 9000. Where examples alternate (views of one object, languages, labels) or
 # are sorted by time, the sample has another distribution than the table. `LanceDataset.sample` draws uniformly.
 # Output seen: 10,000 rows, 3 draws each: asked for 4095, got 2500, of which 0 are rows 3 of 4; asked for 4096, none
-# after row 8190; asked for 9000, the first 9000 in 3 draws; LanceDataset.sample(4095): got 4095, of which 25.0% are
+# after row 8190; asked for 9000, the first 9000 in 3 draws; LanceDataset.sample(4095): got 4095, of which about 25% are
 # rows 3 of 4
 # The script fails if that changes.
 set -euo pipefail
