@@ -184,10 +184,8 @@ def parsed_script(name: str, path: str | os.PathLike[str]) -> ast.Module:
     """Parse a Python script, so that a command notices an error of syntax before it does anything slow.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile("w") as file:
-        ...     print(file.write("x = 1"), parsed_script("script", file.name).body[0].lineno)
-        5 1
+        >>> parsed_script("script", "/dev/null").body
+        []
     """
     try:
         with open(path, "rb") as file:

@@ -28,7 +28,9 @@ def global_seed() -> int | None:
 def seed_the_unseeded(seed: int) -> None:
     """Seed the eager operations that have no seed, such as `Dataset.shuffle`; those that have one draw as before."""
     tf.random.set_seed(random_seed.DEFAULT_GRAPH_SEED)
-    context.context()._rng = random.Random(seed)
+    eager = _eager()
+    assert eager is not None, "TensorFlow keeps its eager seeds elsewhere"
+    eager.seed(seed)
 
 
 def capture() -> dict[str, NDArray[Any]]:

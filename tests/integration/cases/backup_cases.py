@@ -294,7 +294,7 @@ def early_stopping(folder):
 
 
 def own_train_step(folder):
-    """Two optimizers, built by the first step."""
+    """Two optimizers, built before training or by the first step."""
 
     class Pair(keras.Model):
         def __init__(self):
@@ -318,8 +318,7 @@ def own_train_step(folder):
         model = Pair()
         model(X[:1])
         for layer, optimizer in ((model.first, model.first_optimizer), (model.second, model.second_optimizer)):
-            if builds:
-                optimizer.build(layer.trainable_variables)
+            _ = builds and optimizer.build(layer.trainable_variables)
         model.compile()
         return model
 

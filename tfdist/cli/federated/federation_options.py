@@ -69,12 +69,12 @@ def hide_noise_of_tensorflow() -> None:
 
     A program that has a standard error of its own, such as a test, keeps it.
     """
-    stream = sys.__stderr__
-    if stream is None or sys.stderr is not stream:
+    original = sys.__stderr__
+    if original is None or sys.stderr is not original:
         return
-    own = os.dup(stream.fileno())
+    own = os.dup(original.fileno())
     hide_noise()
-    sys.stderr = open(own, "w", buffering=1, encoding=stream.encoding, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(own, "w", buffering=1, encoding=original.encoding, errors="backslashreplace")  # noqa: SIM115
 
 
 def require_cryptography() -> None:
