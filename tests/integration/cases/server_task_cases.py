@@ -1,5 +1,6 @@
 """Cases of the tasks of strategies that cannot be made, which run in a chief with tasks of its own."""
 
+import functools
 from typing import Any
 from unittest import mock
 
@@ -33,7 +34,7 @@ def refused() -> list[Any]:
     connected = mock.patch.object(parameter_server.tf_servers, "connected_cluster", return_value=None)
     with connected, mock.patch.object(parameter_server, "LocalTasks", _Tasks):
         for options in ({"max_staleness": 0, "backup_workers": 3}, {"max_staleness": 1, "groups": "fast"}, {}):
-            met = refusal_fields.met(lambda options=options: cases.strategy(**options), errors.TfdistError)  # type: ignore[misc]
+            met = refusal_fields.met(functools.partial(cases.strategy, **options), errors.TfdistError)
             done.append(met[1])
     assert parameter_server._local == before
     return done
