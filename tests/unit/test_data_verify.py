@@ -38,7 +38,8 @@ def test_a_sound_directory_is_sound(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_after_an_error_nothing_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    both, ended_early = threading.Barrier(2, timeout=60), []
+    both = threading.Barrier(2, timeout=60)
+    ended_early: list[int] = []
 
     def examine(place: Any, found: Any, number: int, *, seen: Any, **_: Any) -> None:
         both.wait()

@@ -125,7 +125,8 @@ def test_a_state_that_is_being_removed_or_made_is_not_copied(tmp_path: Path) -> 
 def test_a_state_that_cannot_be_read_is_tried_again_after_a_pause(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, again = [], threading.Event()
+    again = threading.Event()
+    tried: list[Path] = []
 
     def opened(folder: Path) -> contextlib.AbstractContextManager[list[tuple[str, int, int]]]:
         tried.append(folder)

@@ -1,5 +1,6 @@
 """Cases of the tasks of strategies that cannot be made, which run in a chief with tasks of its own."""
 
+import functools
 from typing import Any
 from unittest import mock
 
@@ -7,6 +8,7 @@ import parameter_server_cases as cases
 import refusal_fields
 
 from tfdist import errors
+from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.strategies import parameter_server
 
 
@@ -28,12 +30,14 @@ class _Tasks:
 
 def refused() -> list[Any]:
     """Return what is done with tasks, and the names in the errors, of two wrong arguments and of a task that ends."""
-    done = _Tasks.done = []
+    done: list[Any] = []
+    _Tasks.done = done
     before = list(parameter_server._local)
-    connected = mock.patch.object(parameter_server.tf_servers, "connected_cluster", return_value=None)
+    connected = mock.patch.object(tf_servers, "connected_cluster", return_value=None)
+    wrong: list[dict[str, Any]] = [{"max_staleness": 0, "backup_workers": 3}, {"max_staleness": 1, "groups": "fast"}]
     with connected, mock.patch.object(parameter_server, "LocalTasks", _Tasks):
-        for options in ({"max_staleness": 0, "backup_workers": 3}, {"max_staleness": 1, "groups": "fast"}, {}):
-            met = refusal_fields.met(lambda options=options: cases.strategy(**options), errors.TfdistError)  # type: ignore[misc]
+        for options in (*wrong, {}):
+            met = refusal_fields.met(functools.partial(cases.strategy, **options), errors.TfdistError)
             done.append(met[1])
     assert parameter_server._local == before
     return done
