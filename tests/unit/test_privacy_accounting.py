@@ -7,6 +7,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
+from tfdist.privacy import accounting
 from tfdist.privacy.accounting import (
     LEAST_NOISE,
     NoisySteps,
@@ -83,6 +84,19 @@ def test_delta_is_a_probability_between_0_and_1(delta: float) -> None:
 def test_noise_that_protects_nothing_is_refused(noise: float) -> None:
     with refused(ConfigError, name="noise_multiplier", received=noise, mentions=("at least 0.1", "Leave it out")):
         checked_noise(noise)
+
+
+def test_noise_for_a_small_budget_is_found_in_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, tried = accounting._epsilon, []
+
+    def counted(spent: tuple[NoisySteps, ...], delta: float, coarser: float) -> float:
+        tried.append(spent)
+        return own(spent, delta, coarser)
+
+    monkeypatch.setattr(accounting, "_epsilon", counted)
+    found = noise_multiplier_for(1e-3, 1e-6, 1e-4, 10)
+    assert len(tried) < 60
+    assert 0.999e-3 < epsilon([NoisySteps(found, 1e-4, 10)], 1e-6) <= 1e-3
 
 
 def test_a_budget_for_which_any_noise_is_enough_gets_the_least() -> None:

@@ -107,11 +107,13 @@ def _distributions() -> Any:
 def noise_multiplier_for(budget: float, delta: float, rate: float, steps: int) -> float:
     """Return the smallest noise multiplier, approximately and above `LEAST_NOISE`, whose steps fit the budget."""
 
+    rough = min(_ROUGH, max(100 * budget, 1.0))  # intervals must be small beside the budget
+
     def cost(noise_multiplier: float, coarser: float) -> float:
         return _epsilon((NoisySteps(noise_multiplier, rate, steps),), delta, coarser)
 
     low, high = 0.5, 1.0
-    while cost(high, _ROUGH) > budget:
+    while cost(high, rough) > budget:
         low, high = high, high * 2
         if high > _MOST_NOISE:
             raise ConfigError(
@@ -120,14 +122,14 @@ def noise_multiplier_for(budget: float, delta: float, rate: float, steps: int) -
                 name="epsilon",
                 received=budget,
             )
-    while cost(low, _ROUGH) <= budget:
+    while cost(low, rough) <= budget:
         if low == LEAST_NOISE:
             return low
         low, high = max(low / 1.5, LEAST_NOISE), low
     while high > low * 1.02:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle, _ROUGH) <= budget else (middle, high)
-    slope = -math.log(high / low) / math.log(cost(high, _ROUGH) / cost(low, _ROUGH))
+        low, high = (low, middle) if cost(middle, rough) <= budget else (middle, high)
+    slope = -math.log(high / low) / math.log(cost(high, rough) / cost(low, rough))
     leaves = _CLOSE * max(min(1.0, budget), budget / 100)
     found = high
     while not budget - leaves < (exact := cost(found, 1.0)) <= budget:
