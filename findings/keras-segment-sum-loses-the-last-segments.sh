@@ -29,7 +29,7 @@ ones = np.ones(COUNT, "float32")
 
 def compiled(reduce, **options):
     """Return the result for rows of one, compiled by XLA."""
-    step = tf.function(lambda rows, segments: reduce(rows, segments, **options), jit_compile=True)
+    step = tf.function(lambda rows, segments: reduce(rows, segments, **options), jit_compile=True, autograph=False)
     return step(tf.constant(ones), tf.constant(ids)).numpy()
 
 
