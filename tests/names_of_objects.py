@@ -59,11 +59,10 @@ ATTENTION = (
 NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     # of modules alone
     **{
-        f"{name}.py": {} for name in ("horovod/horovod_ops", "keras/keras_frames", "keras/first_batch", "version_pairs")
+        f"{name}.py": {}
+        for name in ("dry_run", "horovod/horovod_ops", "keras/keras_frames", "keras/first_batch", "version_pairs")
     },
-    **{
-        f"tensorflow/{name}.py": {} for name in ("coordination_service", "sparse_sums", "dry_run", "steps/static_packs")
-    },
+    **{f"tensorflow/{name}.py": {} for name in ("coordination_service", "sparse_sums", "steps/static_packs")},
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
     "keras/callback_fields.py": {
         **{

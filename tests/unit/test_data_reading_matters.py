@@ -1,4 +1,4 @@
-"""What input depends on that was read before training resumes: past epochs of tf.data, past steps of a validation."""
+"""Inputs that depend on what was read before training resumes: epochs of tf.data, steps of a validation."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -123,7 +123,7 @@ def validation(folder):
 
 
 def another_fit(folder):
-    """What a `fit` that is over has read, another one does not read again; one that was interrupted leaves no trace."""
+    """Run several `fit`s: none reads again what a finished one has read, and an interrupted one leaves no trace."""
     write({"x": X, "y": Y}, folder / "data", processes=1)
     inputs = {
         "shuffled": lambda: {"x": rows().shuffle(12, seed=3).batch(BATCH)},

@@ -24,12 +24,11 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.random import seed_generator
 
-from tfdist.compat import planted
+from tfdist.compat import dry_run, planted
 from tfdist.compat.keras import keras_frames
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras.metrics import metric_resets
 from tfdist.compat.keras.symbolic import known_outputs
-from tfdist.compat.tensorflow import dry_run
 from tfdist.errors import TfdistError
 
 # From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's

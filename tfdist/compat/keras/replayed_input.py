@@ -18,7 +18,7 @@ from tfdist.compat.keras.epochs import Fit
 
 
 class Course(Protocol):
-    """What follows an input that is read, and that is read again when training resumes."""
+    """The part of a backup that follows an input while it is read, and while it is read again."""
 
     def call(self, method: Callable[[], None], *, begins: bool) -> None:
         """Call what a `PyDataset` does at the beginning or the end of an epoch."""

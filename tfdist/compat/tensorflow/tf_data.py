@@ -29,7 +29,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.data.ops.unbatch_op import _UnbatchDataset
 from tensorflow.python.data.util import structure
 
-from tfdist.compat.tensorflow import dry_run
+from tfdist.compat import dry_run
 
 _REFERENCES = 2  # the count of `sys.getrefcount` for an object that only one local variable refers to
 

@@ -239,7 +239,7 @@ class LaunchConfig:
 
         A mesh divides a batch along one of its axes, and groups of the ring divide it within a group.
         """
-        if self.strategy in _MESHES or self.environment.get(MESH.name):
+        if self.strategy in _MESHES or MESH.text(self.environment):
             return True
         if self.strategy in _UNGROUPED:
             replicas = self.replicas_per_worker

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import dry_run
 from tfdist.compat.keras import keras_trainer, layer_methods, stateless_scope
-from tfdist.compat.tensorflow import dry_run
 from tfdist.compat.tensorflow.steps import custom_gradients, replica_contexts
 from tfdist.training.checks import tried_step
 from tfdist.training.epoch import flat

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist.compat import dry_run
 from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras.symbolic import graphs
-from tfdist.compat.tensorflow import dry_run
 from tfdist.training.checks.code_fingerprint import Digest, OpaqueError, attributes_of, digest_of, is_of_library
 from tfdist.training.epoch import flat
 

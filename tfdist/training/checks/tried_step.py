@@ -14,9 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import dry_run
 from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, stateless_scope
 from tfdist.compat.keras.metrics import metric_weights
-from tfdist.compat.tensorflow import dry_run, traced_uses
+from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow.steps import replica_contexts, row_decisions
 from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
