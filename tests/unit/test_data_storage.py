@@ -316,7 +316,7 @@ def test_an_object_that_shrinks_raises(make: Make) -> None:
 def test_a_file_may_be_forgotten_by_another_thread_at_any_moment() -> None:
     class Forgetting(dict[str, Any]):
         def __contains__(self, name: object) -> bool:
-            return self.pop(name, None) is not None
+            return self.pop(str(name), None) is not None
 
     place = FsspecStorage(f"memory://{uuid.uuid4().hex}")
     put(place, "f", b"0123456789")

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,7 +235,8 @@ def test_a_submission_that_slurm_does_not_read_is_an_error_with_the_exit_code(
 
 def test_a_failed_request_without_an_answer_is_told(ends: tuple[int, int]) -> None:
     wire: Any = Wire(*ends)
-    agent = HostAgent(wire, *[cast("Any", None)] * 4, reserving=cast("Any", None))
+    nothing: Any = None
+    agent = HostAgent(wire, nothing, nothing, nothing, nothing, reserving=nothing)
     agent._answer({"do": "close table", "number": 9}, agent._does["close table"])
     assert "close table: KeyError(9)" in (wire.receive() or {})["note"]
 
