@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tfdist.compat import random_states
 from tfdist.training.strategy_mixin import agree_on_seed
 
 
@@ -38,9 +39,17 @@ def test_a_shuffle_without_a_seed_has_one_order_in_all_starts_of_a_job(monkeypat
         monkeypatch.setenv("TFDIST_JOB_ID", job)
         monkeypatch.setattr(context.context(), "_seed", None)
         agree_on_seed(TwoAlike())  # type: ignore[arg-type]
-        found.append((order(None), order(None)))
+        found.append((random_states.seed_of_shuffles(), order(None), order(None)))
     assert found[0] == found[1] != found[2]
-    assert found[0][0] != found[0][1]
+    assert found[0][0] != found[2][0]
+    assert found[0][1] != found[0][2]
+
+
+def test_a_seed_that_the_script_sets_later_takes_the_place_of_the_agreed_one() -> None:
+    assert random_states.seed_of_shuffles() is None
+    agree_on_seed(TwoAlike())  # type: ignore[arg-type]
+    tf.random.set_seed(3)
+    assert random_states.seed_of_shuffles() == 3
 
 
 def test_a_seed_of_the_script_stays() -> None:
@@ -48,4 +57,5 @@ def test_a_seed_of_the_script_stays() -> None:
     before = order(None)
     tf.random.set_seed(3)
     agree_on_seed(TwoAlike())  # type: ignore[arg-type]
+    assert random_states.seed_of_shuffles() == 3
     assert order(None) == before

@@ -141,3 +141,10 @@ def test_a_graph_cuts_a_large_batch_as_shares_say(weights: tuple[int, ...]) -> N
     edges = tf.constant(shares.edges)
     for rows in (0, 2, 4096, 131_072, 1_000_000, 2**31 - 1):
         assert batch_rows.uneven_bounds(tf.constant(rows), edges).numpy().tolist() == list(shares.bounds(rows))
+
+
+def test_a_graph_cuts_a_large_batch_for_many_equal_replicas() -> None:
+    share = Shares.equal(1000).all
+    for rows in (7, 2_147_483, 3_000_000, 2**31 - 2):
+        data = tf.zeros([rows, 0])
+        assert batch_rows.bounds_of(data, share).numpy().tolist() == list(share.shares.bounds(rows))

@@ -152,3 +152,9 @@ def test_a_table_whose_rows_cannot_be_told_apart_eagerly_is_named_once(pool: Wor
 def test_gradients_that_cannot_be_reduced_in_a_step_are_refused(pool: WorkerPool) -> None:
     seen = call(pool, "refusals", of="own_gradient_cases")
     assert set(seen.values()) == {"UnsupportedError"}, seen
+
+
+def test_losses_of_two_outputs_that_need_the_whole_batch_are_those_of_one_device(pool: WorkerPool) -> None:
+    seen = call(pool, "two_outputs", of="hard_example_cases")
+    assert seen["apart"] < 1e-5
+    assert seen["said"] == []

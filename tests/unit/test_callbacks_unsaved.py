@@ -29,6 +29,15 @@ class Keeps(Counts):
         pass
 
 
+class Busy(dict[str, list[float]]):
+    """A dict that another thread changes while it is looked at."""
+
+    def items(self) -> Any:
+        for pair in super().items():
+            self[f"{len(self)}"] = [1.0]
+            yield pair
+
+
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
@@ -60,3 +69,9 @@ def test_what_has_not_changed_or_is_kept_is_not_told(said: list[tuple[Any, ...]]
     Unsaved([Counts(), Keeps()]).tell({**state_after(callback, steps), "process": "another"})
     Unsaved([Counts()]).tell(None)  # of a backup that an earlier version has written
     assert said == []
+
+
+def test_what_a_thread_changes_while_it_is_looked_at_ends_no_training() -> None:
+    callback = Counts()
+    callback.seen = Busy(a=[1.0])
+    assert state_after(callback, 0)["changed"] == {}

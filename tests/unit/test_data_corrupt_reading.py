@@ -1,5 +1,6 @@
 """A flipped bit costs one example, whoever reads: by number, in batches, from a folder or a store."""
 
+import itertools
 import logging
 import uuid
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, flip_stored, parts, write
 from tests.refusals import absent, refused
 from tfdist.data.examples.checked_examples import Examples
-from tfdist.data.examples.fetch import PAYLOAD, Fetcher, source_of
+from tfdist.data.examples.fetch import PAYLOAD, Fetcher, source_of, stand_ins
 from tfdist.errors import CorruptDataError
 
 BAD = 7
@@ -157,3 +158,9 @@ def test_what_was_read_is_what_was_written_or_nothing(tmp_path: Path) -> None:
             assert fetcher(tfdist.data.open(folder), skip=True)(np.arange(2))[1].tolist() == [
                 float(number != bad) for number in range(2)
             ]
+
+
+@pytest.mark.parametrize(("last", "expected"), [(None, [5, 6, 0]), (2, [2, 5, 6])])
+def test_a_stand_in_is_found_without_a_list_of_all_examples(last: int | None, expected: list[int]) -> None:
+    assert list(itertools.islice(stand_ins(4, 7, last), 3)) == expected
+    assert next(stand_ins(4, 10**15, last)) == expected[0]

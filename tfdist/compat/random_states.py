@@ -17,6 +17,7 @@ from tensorflow.python.ops import stateful_random_ops
 
 from tfdist.compat.keras import keras_trainer
 
+_AGREED = "tfdist_agreed_seed"  # attribute of the eager generator, which TensorFlow makes anew when a seed is set
 _PYTHON, _NUMPY, _EAGER, _GENERATOR, _KERAS = "python", "numpy", "tensorflow", "generator", "keras"
 
 
@@ -31,6 +32,13 @@ def seed_the_unseeded(seed: int) -> None:
     eager = _eager()
     assert eager is not None, "TensorFlow keeps its eager seeds elsewhere"
     eager.seed(seed)
+    vars(eager)[_AGREED] = seed
+
+
+def seed_of_shuffles() -> int | None:
+    """Return the seed from which shuffles without one of their own draw: the script's or an agreed one, or None."""
+    seed, eager = global_seed(), _eager()
+    return seed if seed is None or eager is None else vars(eager).get(_AGREED, seed)
 
 
 def capture() -> dict[str, NDArray[Any]]:

@@ -98,7 +98,7 @@ def going_on():
 
 
 def another_script():
-    """An input with another number of steps, and random numbers that no backup has, are told when training resumes."""
+    """An input with another number of steps, another seed, and random numbers that no backup has are told."""
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
@@ -126,11 +126,13 @@ def another_script():
         trained(12, Ends())
     except KeyboardInterrupt:
         assert said == []
+    keras.utils.set_random_seed(2)
     trained(16)
+    (seed,) = (words for words in said if says(words, "step 2", "seed", "set_random_seed"))
     (draws,) = (words for words in said if says(words, "tf.random", "RandomStandardNormal"))
     (steps,) = (words for words in said if says(words, "step 2 ", "3 steps", "4 now"))
     (changes,) = (words for words in said if says(words, "seed_generator_state"))
-    assert len({draws, steps, changes}) == 3
+    assert len({seed, draws, steps, changes}) == 4
 
 
 if __name__ == "__main__":

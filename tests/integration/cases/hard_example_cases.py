@@ -23,6 +23,13 @@ def _hardest(count: int) -> Callable[[Any, Any], Any]:
     return hardest
 
 
+class Largest(keras.losses.Loss):
+    """The largest errors, each of them."""
+
+    def call(self, y: Any, p: Any) -> Any:
+        return ops.top_k(ops.mean(ops.square(y - p), axis=-1), 6)[0]
+
+
 class Hardest(keras.Sequential):
     """Trains on the examples with the largest errors, in a step of its own."""
 
@@ -47,6 +54,28 @@ def _trained(kind: Any, scope: Any, **options: Any) -> tuple[list[Any], list[str
         history = model.fit(X[:_ROWS], Y[:_ROWS], **fit).history
         logs = model.evaluate(X[:_ROWS], Y[:_ROWS], batch_size=BATCH, verbose=0)
     return [*history.values(), logs, *model.get_weights()], said
+
+
+def two_outputs() -> dict[str, Any]:
+    """Return the largest difference from one device, and what is said, of two losses that are not alike."""
+
+    def total(y: Any, p: Any) -> Any:
+        return ops.sum(ops.square(y - p))
+
+    def trained(scope: Any, **options: Any) -> tuple[list[Any], list[str]]:
+        keras.utils.set_random_seed(3)
+        with scope:
+            inputs = keras.Input((4,))
+            model = keras.Model(inputs, [keras.layers.Dense(3, name=name)(inputs) for name in "ab"])
+            model.compile(keras.optimizers.SGD(0.01), loss=[Largest(), total], **options)
+        with heard() as said:
+            fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+            history = model.fit(X[:_ROWS], [Y[:_ROWS]] * 2, **fit).history
+        return [*history.values(), *model.get_weights()], said
+
+    (found, said), (wanted, _) = trained(STRATEGY.scope()), trained(nullcontext(), run_eagerly=True)
+    apart = [float(np.max(np.abs(np.subtract(one, other)))) for one, other in zip(found, wanted, strict=True)]
+    return {"apart": max(apart), "said": said}
 
 
 def hard_examples() -> dict[str, Any]:

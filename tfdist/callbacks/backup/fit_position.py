@@ -60,6 +60,11 @@ class Input:
         """The number of examples in a whole batch over all replicas, if it is known."""
         return self._reading.global_batch_size if self._reading is not None else self._fit.batch_size
 
+    @property
+    def _seed(self) -> int | None:
+        """The seed on which the order of the input may depend; Keras shuffles arrays in a graph, by the global one."""
+        return random_states.global_seed() if self._fit.dataset is None else random_states.seed_of_shuffles()
+
     def place(self, *, epoch: int, step: int, ahead: int = 0) -> Place:
         taken = self._fit.batches_taken(ahead)
         return Place(epoch=epoch, step=step, taken=taken, since=max(0, taken - self._fit.batches_taken_before))
@@ -80,6 +85,7 @@ class Input:
             found["validation"] = where_next_begins(self._validation)
         found["reading_matters"] = self._random.reading_matters
         found["validations"], found["steps_per_epoch"] = self._validations, self._fit.steps
+        found["seed"] = self._seed
         return found
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -127,13 +133,13 @@ class Input:
         epochs = epoch - self._fit.initial_epoch
         if not epochs and not step:
             return
-        if random_states.global_seed() is None and not is_over:
+        seed = self._seed
+        if (seed is None or seed != state.get("seed", seed)) and not is_over:
             _logger.warning(
-                "The input is replayed up to epoch %d, step %d, and no seed is set: a shuffle without a seed gives "
-                "another order than before, so examples may be repeated or left out in this epoch. Call "
+                "The input is replayed up to epoch %d, step %d, and %s: a shuffle without a seed gives another order "
+                "than before, so examples may be repeated or left out in this epoch. Call "
                 "keras.utils.set_random_seed(...) at the start of the script, or read with tfdist.data.read.",
-                epoch,
-                step,
+                *(epoch, step, "no seed is set" if seed is None else "the seed is not that of the backup"),
             )
         matters = state.get("reading_matters", False)
         self._random.move_to(arrays, reading_matters=matters)

@@ -159,8 +159,6 @@ class BackupSession(keras.callbacks.Callback):
         if reporter is not None:
             reporter.resumed(self._steps, self._found.source)
         is_over = stopped or self._epoch >= self._fit.epochs
-        if is_over:  # another `fit` may read the same input
-            self._input.move_to(state, self._found.arrays, is_over=True)
         if self._workers.is_chief:
             is_reported = reporter is not None and RESTARTS.read(os.environ) > 0  # by the agent
             tell = _logger.info if is_reported else _logger.warning
@@ -169,6 +167,8 @@ class BackupSession(keras.callbacks.Callback):
             else:
                 step, epoch = state["step"], state["epoch"] + 1
                 tell("Resuming after step %d of epoch %d (from %s).", step, epoch, self._found.source)
+        if is_over:  # another `fit` may read the same input, which may have to be read up to its end
+            self._input.move_to(state, self._found.arrays, is_over=True)
 
     def _restore(self, found: candidates.Found, *, tell: bool) -> None:
         """Restore variables and callbacks."""

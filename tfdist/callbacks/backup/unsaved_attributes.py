@@ -1,5 +1,6 @@
 """Callbacks of users that change while they train and have no `get_state`: what they know is lost with the process."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -73,7 +74,8 @@ def _name_of(callback: keras.callbacks.Callback) -> str:
 
 
 def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    found = {name: _digest(value) for name, value in vars(callback).items() if name not in _OF_KERAS}
+    now = vars(callback).copy()  # a thread of the callback's may add to it
+    found = {name: _digest(value) for name, value in now.items() if name not in _OF_KERAS}
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
@@ -86,5 +88,6 @@ def _digest(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, (list, tuple, set, frozenset, dict)):
         items = value.items() if isinstance(value, dict) else value
         few = itertools.islice(items, _SMALL if depth else 0)  # it may contain itself
-        return type(value).__name__, len(value), [_digest(item, depth - 1) for item in few]
+        with contextlib.suppress(RuntimeError):  # a thread of the callback's changes it at this moment
+            return type(value).__name__, len(value), [_digest(item, depth - 1) for item in few]
     return ("None",) if value is None else None

@@ -483,6 +483,11 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     return model._loss_tracker
 
 
+def loss_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Return the means of the losses of a model with several outputs."""
+    return list(getattr(model._compile_loss, "metrics", ()))
+
+
 def has_own_step(model: keras.Model) -> str | None:
     """Return the name of a method of `train_step`, `test_step`, ... that is not Keras' own, or None."""
     names = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")

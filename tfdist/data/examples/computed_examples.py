@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.checked_examples import Binding, Examples
-from tfdist.data.examples.fetch import PAYLOAD, Failures, objects
+from tfdist.data.examples.fetch import PAYLOAD, Failures, objects, stand_ins
 from tfdist.data.format import record_framing
 from tfdist.data.format.data_manifest import Manifest, Shard
 from tfdist.data.format.schema import GENERIC, TEXT, Feature, Schema
@@ -186,11 +186,10 @@ class ComputedFetcher:
         return True
 
     def _any_sound(self, near: int, names: list[str]) -> int:
-        count, steps = len(self.examples), range(1, len(self.examples))
-        for step in steps if self._stand_in is None else (self._stand_in - near, *steps):
-            if self._is_sound((near + step) % count, names):
-                self._stand_in = (near + step) % count  # the next batch of a long corrupt stretch need not look for it
-                return self._stand_in
+        for number in stand_ins(near, len(self.examples), self._stand_in):
+            if self._is_sound(number, names):
+                self._stand_in = number  # the next batch of a long corrupt stretch need not look for it
+                return number
         raise CorruptDataError(f"no example of {self.examples.url} is sound.", path=self.examples.url)
 
 

@@ -288,13 +288,19 @@ class Fetcher:
                     _logger.warning("%s It counts with weight 0.", word.split(" `tfdist")[0])
 
     def _any_sound(self, near: int) -> int:
-        steps = range(1, len(self.examples))
-        for step in steps if self._stand_in is None else (self._stand_in - near, *steps):
-            candidate = np.array([(near + step) % len(self.examples)])
-            if self._read(candidate, np.ones(1, bool))[1][0]:
-                self._stand_in = int(candidate[0])  # the next batch of a long corrupt stretch need not look for it
-                return self._stand_in
+        for number in stand_ins(near, len(self.examples), self._stand_in):
+            if self._read(np.array([number]), np.ones(1, bool))[1][0]:
+                self._stand_in = number  # the next batch of a long corrupt stretch need not look for it
+                return number
         raise CorruptDataError(f"no example of {self.examples.url} is sound.", path=self.examples.url)
+
+
+def stand_ins(near: int, count: int, last: int | None) -> Iterator[int]:
+    """Yield the example that stood in last, and then all others, from the one after a corrupt one on."""
+    if last is not None:
+        yield last
+    for step in range(1, count):
+        yield (near + step) % count
 
 
 def objects(values: list[bytes]) -> NDArray[np.object_]:

@@ -115,7 +115,7 @@ def _suspects(tried: TriedStep) -> list[Key]:
     names = tried.asked.names
     is_layers = not any(key[0] in (*_MAY_FAIL, "metric") for key in names)
     kinds = ("gradient", *_MAY_FAIL) if is_layers or tried.has_own_step else _MAY_FAIL
-    return [key for key in names if key[0] in kinds]
+    return [key for key in names if key[0] in kinds and not (key[0] == "number" and names[key] in tried.of_losses)]
 
 
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:

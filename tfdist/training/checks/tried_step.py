@@ -120,6 +120,8 @@ class TriedStep:
             raise advice.CannotTryError(f"it changes something else than Keras variables, by the operation {change}")
         #: whether gradients are those of a `train_step` of the user's, and not of a stand-in for the loss
         self.has_own_step = keras_trainer.has_own_train_step(model)
+        #: the names of metrics that are given losses, which are values of their own
+        self.of_losses = {metric.name for metric in keras_trainer.loss_metrics(model)}
         #: whether values contain random numbers
         self.is_random = dry_run.draws(types)
 

@@ -197,7 +197,7 @@ def bounds_of(data: Any, share: Share) -> tf.Tensor:
     """Return the first row of each part of a process, and the end of the last: `Shares.bounds` in a graph."""
     if share.shares.are_equal:
         # all edges at once, because each operation takes time to trace
-        return rows_of(data) * np.array(share.edges, np.int32) // share.shares.edges[-1]
+        return _edges_in_rows(rows_of(data), np.array(share.edges, np.int32), share.shares.edges[-1])
     return uneven_bounds(rows_of(data), np.array(share.shares.edges, np.int32))[
         share.first : share.first + share.count + 1
     ]
@@ -207,12 +207,16 @@ def uneven_bounds(rows: tf.Tensor, edges: Any) -> tf.Tensor:
     """Return `Shares.bounds` in a graph, for shares with these edges, which may be a tensor."""
     replicas = edges.shape[0] - 1
     places = np.arange(replicas + 1, dtype=np.int32)
-    total = edges[-1]
-    found = rows // total * edges + rows % total * edges // total  # an int32 need not hold rows * edges
+    found = _edges_in_rows(rows, edges, edges[-1])
     # each edge is at least one row behind all before it, where there are rows enough
     before = tf.where(np.tri(replicas + 1, dtype=bool), (found - places)[tf.newaxis, :], tf.int32.min)
     lifted = tf.minimum(places + tf.reduce_max(before, axis=1), rows - replicas + places)
     return tf.where(rows < replicas, found, lifted)
+
+
+def _edges_in_rows(rows: tf.Tensor, edges: Any, total: Any) -> tf.Tensor:
+    """Return ``rows * edges // total`` in int32, which need not hold the product."""
+    return rows // total * edges + rows % total * edges // total
 
 
 def parts_of(data: Any, share: Share, edges: tf.Tensor | None = None) -> list[tuple[tf.Tensor, Any]]:

@@ -98,8 +98,8 @@ class GlobalLoss:
         try:
             parts: Any = keras_loss.parts(self._loss, *given) if makes_parts else self._loss(*given)
         except ValueError:  # shapes tell that a replica has too few rows, as for the k largest losses
-            kind = next((one for one in ("loss", "values") if current.next_rule(one) == "whole"), None)
-            if kind is None:
+            kind = "values" if makes_parts and self._has_rows(given) else "loss"
+            if current.next_rule(kind) != "whole":
                 raise
             current.rule_of(kind, tf.zeros([]), name=self._name, can_gather=True)
             return self._of_whole_batch(given, current)
@@ -119,6 +119,18 @@ class GlobalLoss:
                 current.is_sum("gradient", [mean], name=self._name)
             return mean
         return _reduce(parts, self._loss, self._name, current)
+
+    def _has_rows(self, given: tuple[Any, ...]) -> bool:
+        """Return whether a loss whose shapes need more rows makes several values of them, and not one number."""
+        present = [leaf for leaf in tf.nest.flatten(given) if leaf is not None]
+
+        def values(*leaves: tf.Tensor) -> tf.Tensor:
+            left = iter(leaves)
+            own = tf.nest.map_structure(lambda leaf: None if leaf is None else next(left), given)
+            return keras_loss.parts(self._loss, *own).values
+
+        specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in present]
+        return bool(tf.function(values, autograph=False).get_concrete_function(*specs).output_shapes.rank != 0)
 
     def _of_number(self, value: tf.Tensor, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:
         reduced, rule = _reduced(value, self._name, given[1], current, can_gather=across.can_gather(given))
