@@ -36,6 +36,7 @@ class TrainState:
         self._others = list(others)
         self._unsaved = Unsaved(self._others)
         self._names: list[str] = []
+        self._restored: set[str] = set()  # names, once a backup was restored
         self._hold: Callable[[], list[NDArray[Any]]] = list
 
     def capture(self) -> tuple[Arrays, dict[str, Any]]:
@@ -85,10 +86,12 @@ class TrainState:
         ours = own()
         saved = [name for kind in (VARIABLE, METRIC) for name in _with_prefix(arrays, kind)]
         if any(name not in ours for name in saved):
-            known = {*ours, *saved}
+            self._restored = {*ours, *saved}
             build()  # also what is never used, and was not saved
             build_optimizers(self._model, own, saved)
-            ours = {name: variable for name, variable in own().items() if name in known}
+        if self._restored:
+            kept = self._restored
+            ours = {name: one for name, one in own().items() if name in kept or name.startswith(f"{METRIC}/")}
         if not in_epoch:
             ours = {name: one for name, one in ours.items() if name in arrays or not name.startswith(f"{METRIC}/")}
             arrays = {name: one for name, one in arrays.items() if name in ours or not name.startswith(f"{METRIC}/")}
