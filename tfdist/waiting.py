@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_KILLED_SECONDS = 60.0  # for a killed process to be gone: the kernel may have much memory to free
 LOOK_SECONDS = 0.2  # the longest wait of a main thread that is to heed signals
 
 
@@ -43,14 +44,18 @@ def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
 def end_process(
     process: "subprocess.Popen[Any]", seconds: float, numbers: Sequence[signal.Signals] = (signal.SIGKILL,)
 ) -> None:
-    """Wait for the end of a process; after each ``seconds`` send it the next signal."""
+    """Wait for the end of a process; after each ``seconds`` send it the next signal.
+
+    A killed process that the kernel still holds after a minute, such as one that reads from a dead disk, is left to it.
+    """
     for number in numbers:
         try:
             process.wait(seconds)
             return
         except subprocess.TimeoutExpired:
             process.send_signal(number)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_SECONDS)
 
 
 def join_heeding_signals(thread: threading.Thread) -> None:

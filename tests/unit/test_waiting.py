@@ -20,7 +20,7 @@ from tfdist.jobs.connecting.tcp_joining import Ticket
 from tfdist.jobs.launchers import joined_agent
 from tfdist.monitor.watch.server import Page
 from tfdist.monitor.watch.snapshot import Snapshot
-from tfdist.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals
+from tfdist.waiting import Flag, done_heeding_signals, end_process, join_heeding_signals, wait_heeding_signals
 
 
 @contextlib.contextmanager
@@ -47,6 +47,25 @@ def test_a_process() -> None:
         # it ends by itself if nobody heeds the signal, with another code
         with signalled(lambda: process.communicate(b"heeded"), otherwise=process.stdin.close):
             assert wait_heeding_signals(process) == 7
+
+
+class _Held:
+    """A process that the kernel does not let go, whatever it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def wait(self, timeout: float) -> int:  # without a time it would wait for ever
+        raise subprocess.TimeoutExpired("held", timeout)
+
+    def send_signal(self, number: int) -> None:
+        self.sent.append(number)
+
+
+def test_a_process_that_survives_being_killed_is_left() -> None:
+    held, numbers = _Held(), (signal.SIGTERM, signal.SIGKILL)
+    end_process(held, 0.0, numbers)  # type: ignore[arg-type]
+    assert held.sent == list(numbers)
 
 
 def test_a_thread() -> None:
