@@ -6,12 +6,13 @@ do so, because they block signals for that moment. A wait without a limit then c
 """
 
 import contextlib
+import select
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KILLED_SECONDS = 60.0  # for a killed process to be gone: the kernel may have much memory to free
 LOOK_SECONDS = 0.2  # the longest wait of a main thread that is to heed signals
+
+
+class HasFileno(Protocol):
+    """A file or a socket."""
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
 
 
 @contextlib.contextmanager
@@ -56,6 +64,16 @@ def end_process(
             process.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_KILLED_SECONDS)
+
+
+def readable(file: "HasFileno", seconds: float) -> bool:
+    """Wait at most this long until something can be read from a file or socket; return whether that is so.
+
+    Its descriptor may be any number: `select.select` takes none above 1,023.
+    """
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def join_heeding_signals(thread: threading.Thread) -> None:
