@@ -1,6 +1,7 @@
 """Reports about restarts: cause, lines, event file, summary; and jobs that are found by their id."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ from tfdist.jobs.supervision.hangs import Hang, Seen
 from tfdist.jobs.supervision.supervisor_state import Asked
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import StepPosition, StepState, WorkerStatus
+from tfdist.monitor.watch.event_log import read_events
 from tfdist.processes.worker_failure import Failure, Record
 
 
@@ -288,3 +290,23 @@ def test_what_an_ended_job_has_left_is_removed(tmp_path: Path) -> None:
     running_jobs.place(environ, "dead").touch()
     assert running_jobs.running(environ) == []
     assert not running_jobs.place(environ, "dead").exists()
+
+
+def test_a_line_that_a_full_disk_has_cut_damages_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    room = iter([40, 0, 1 << 20, 1 << 20])  # bytes that the disk takes at each write
+
+    def filling(descriptor: int, data: bytes) -> int:
+        taken = data[: next(room)]
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, taken)
+
+    path = tmp_path / "events"
+    file = EventFile(str(path), "a1")
+    monkeypatch.setattr(os, "write", filling)
+    for event in ("started", "stepping", "failed", "ended"):
+        file.write(event, start=0)
+    monkeypatch.undo()
+    file.close()
+    assert [event["event"] for event in read_events(path)] == ["failed", "ended"]
