@@ -260,6 +260,27 @@ def test_a_slow_client_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.
             running_jobs.ask(environ, "abc", 4, timeout_seconds=60)
 
 
+def test_a_job_answers_after_no_thread_could_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = threading.Thread.start, iter([1])
+
+    def failing(thread: threading.Thread) -> None:
+        if thread.name == "job control client" and next(failures, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with (
+        running_jobs.controlled(running_jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)),
+        socket.socket(socket.AF_UNIX) as first,
+    ):
+        first.settimeout(200)
+        first.connect(str(running_jobs.place(environ, "abc123")))
+        assert first.recv(1) == b""
+        with refused(TfdistError, name="abc123", mentions=["--max-workers 3"]):
+            running_jobs.ask(environ, "abc", 4, timeout_seconds=60)
+
+
 def test_a_job_that_accepts_nobody_now_is_kept(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
     running_jobs.folder(environ).mkdir()
