@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tfdist.jobs.placement import local_tasks
 from tfdist.jobs.placement.local_tasks import LocalTasks
 
 
@@ -39,7 +38,7 @@ def test_a_task_that_is_revived_while_all_end_ends_too(monkeypatch: pytest.Monke
         made.append(Process())
         return made[-1]
 
-    monkeypatch.setattr(local_tasks.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     tasks = LocalTasks(workers=1, servers=0)
     ending = threading.Thread(target=tasks.end)
     tasks.revive("worker", 0)
@@ -53,7 +52,7 @@ def test_a_task_that_is_revived_while_all_end_ends_too(monkeypatch: pytest.Monke
 
 def test_a_task_that_the_kernel_holds_keeps_no_other_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     made = iter([Process(is_held=True), Process()])
-    monkeypatch.setattr(local_tasks.subprocess, "Popen", lambda *arguments, **options: next(made))
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: next(made))
     tasks = LocalTasks(workers=1, servers=1)
     tasks.end()
     assert tasks._log.closed

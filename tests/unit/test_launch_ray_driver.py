@@ -26,7 +26,7 @@ class Wire:
 def ends(monkeypatch: pytest.MonkeyPatch, agents: dict[Any, str], call: Any = None, **ray: Any) -> list[dict[str, Any]]:
     """Return what the driver reports of these agents, given what Ray does."""
     exceptions = SimpleNamespace(RayError=RayError)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(exceptions=exceptions, **ray))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(exceptions=exceptions, **ray))
     wire = Wire()
     Driver(wire, threading.Event())._watch(dict(agents), 0, call)  # type: ignore[arg-type]
     return wire.sent

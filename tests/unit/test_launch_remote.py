@@ -196,7 +196,7 @@ def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) 
 def test_a_process_that_is_started_too_late_is_ended(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_link, "ANSWER_SECONDS", 0.0)
     wire: Any = Wire(*ends)
-    link = HostLink(Host(name="a", address="a"), SimpleNamespace(wire=wire, shares_key=False))  # type: ignore[arg-type]
+    link = HostLink(Host(name="a", address="a"), SimpleNamespace(wire=wire, shares_key=False))
     spec, *_ = plan(
         LaunchConfig(target="t.py"), addresses=[("a", 1)], job_id="a", directory=Path("d"), python="p", agent_pid=1
     )
