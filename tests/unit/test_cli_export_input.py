@@ -1,4 +1,4 @@
-"""What exports a job beside it ends at the word of the job, and by itself."""
+"""An exporter beside a job ends at the word of the job, and by itself."""
 
 import os
 import subprocess
