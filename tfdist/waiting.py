@@ -6,18 +6,27 @@ do so, because they block signals for that moment. A wait without a limit then c
 """
 
 import contextlib
+import select
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_KILLED_SECONDS = 60.0  # for a killed process to be gone: the kernel may have much memory to free
 LOOK_SECONDS = 0.2  # the longest wait of a main thread that is to heed signals
+
+
+class HasFileno(Protocol):
+    """A file or a socket."""
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
 
 
 @contextlib.contextmanager
@@ -43,14 +52,28 @@ def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
 def end_process(
     process: "subprocess.Popen[Any]", seconds: float, numbers: Sequence[signal.Signals] = (signal.SIGKILL,)
 ) -> None:
-    """Wait for the end of a process; after each ``seconds`` send it the next signal."""
+    """Wait for the end of a process; after each ``seconds`` send it the next signal.
+
+    A killed process that the kernel still holds after a minute, such as one that reads from a dead disk, is left to it.
+    """
     for number in numbers:
         try:
             process.wait(seconds)
             return
         except subprocess.TimeoutExpired:
             process.send_signal(number)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_SECONDS)
+
+
+def readable(file: "HasFileno", seconds: float) -> bool:
+    """Wait at most this long until something can be read from a file or socket; return whether that is so.
+
+    Its descriptor may be any number: `select.select` takes none above 1,023.
+    """
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def join_heeding_signals(thread: threading.Thread) -> None:

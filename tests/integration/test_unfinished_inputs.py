@@ -74,3 +74,20 @@ def test_an_input_that_waits_for_ever_holds_nothing_up() -> None:
     for thread in ending:
         thread.join(DEADLINE_SECONDS)
     assert next(elements[0], None) is None
+
+
+class _Input(tf_data.Released):
+    def __init__(self, *, is_bad: bool) -> None:
+        self._is_bad = is_bad
+        self.is_released = False
+
+    def release(self) -> None:
+        if self._is_bad:
+            raise RuntimeError("it cannot be ended")
+        self.is_released = True
+
+
+def test_an_input_that_cannot_be_ended_keeps_no_other_from_it() -> None:
+    bad, good = _Input(is_bad=True), _Input(is_bad=False)
+    tf_data.EndThreads(count=1).end([bad, good], seconds=60.0)
+    assert good.is_released

@@ -119,3 +119,15 @@ def test_what_a_user_may_give() -> None:
     assert all(mesh.of(one) == wanted for one in (wanted, "batch=2,model=3", {"batch": 2, "model": 3}, DeviceMesh()))
     with refused(ConfigTypeError, name="mesh", received=4):
         mesh.of(4)
+
+
+def test_groups_of_a_large_mesh_are_made_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    group = Mesh.group
+
+    def counted(self: Mesh, rank: int, axes: list[str]) -> tuple[int, ...]:
+        made.append(rank)
+        return group(self, rank, axes)
+
+    monkeypatch.setattr(Mesh, "group", counted)
+    assert len(Mesh.parse("batch=8,model=3").groups(["batch"])) == len(made) == 3

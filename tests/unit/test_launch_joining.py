@@ -60,6 +60,21 @@ def test_hosts_join_whoever_else_connects(rendezvous: Rendezvous) -> None:
         assert silent
 
 
+def test_hosts_join_after_no_thread_could_be_started(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = threading.Thread.start, iter(range(2 * tcp_joining._MOST_STRANGERS))
+
+    def failing(thread: threading.Thread) -> None:
+        if thread.name == "joining host" and next(failures, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    for _ in range(2 * tcp_joining._MOST_STRANGERS):
+        with stranger(rendezvous) as one:
+            assert one.recv(1) == b""
+    exchanged(rendezvous)
+
+
 def test_who_has_not_the_key_is_no_host(rendezvous: Rendezvous) -> None:
     with refused(TfdistError, name="a", mentions=["another key"]):
         join(ticket(rendezvous, key=OTHER))

@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
@@ -14,6 +15,7 @@ from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
+from tfdist.jobs.launchers.kubernetes import kubernetes_api
 from tfdist.jobs.launchers.kubernetes.following import how_it_ended, is_running
 from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import pod_of
 from tfdist.jobs.launchers.kubernetes.manifests import objects, runtime, secret
@@ -274,3 +276,8 @@ def test_bad_requests_are_one_error(tmp_path: Path) -> None:
     ):
         code, out = run(*arguments)
         assert (code, said in out) == (2, True), (said, out)
+
+
+def test_an_answer_that_is_no_json_is_a_failure_that_may_not_occur_again() -> None:
+    with pytest.raises(kubernetes_api._transport_errors()):
+        kubernetes_api._values(SimpleNamespace(data=b"<html>gateway</html>"))

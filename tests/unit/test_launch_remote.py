@@ -5,11 +5,13 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.cluster.job_files import steps_folder
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.jobs.connecting import connection, serialization
 from tfdist.jobs.connecting.connection import ByProgram
 from tfdist.jobs.connecting.wire import PREAMBLE, Wire, WireError
@@ -26,7 +28,7 @@ from tfdist.jobs.launchers.launcher_table import SshLauncher
 from tfdist.jobs.plan.host_plan import Host, Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.remote import host_link, remote_placement
+from tfdist.jobs.remote import host_agent, host_link, remote_placement
 from tfdist.jobs.remote.host_agent import HostAgent
 from tfdist.jobs.remote.host_link import HostLink, RemoteSteps
 from tfdist.jobs.remote.host_reports import Forward, Steps
@@ -191,6 +193,22 @@ def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) 
         link.close()
 
 
+def test_a_process_that_is_started_too_late_is_ended(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_link, "ANSWER_SECONDS", 0.0)
+    wire: Any = Wire(*ends)
+    link = HostLink(Host(name="a", address="a"), SimpleNamespace(wire=wire, shares_key=False))
+    spec, *_ = plan(
+        LaunchConfig(target="t.py"), addresses=[("a", 1)], job_id="a", directory=Path("d"), python="p", agent_pid=1
+    )
+    with refused(DeadlineError, name="a"):
+        link.start(spec)
+    start, *rest = [wire.receive() for _ in range(3)]
+    number = start["handle"]
+    assert rest == [{"do": "signal", "handle": number, "number": 9}, {"do": "close", "handle": number}]
+    link._take({"answer": start["id"], "value": 42, "error": ""})
+    assert not link._answers  # nobody takes it out any more
+
+
 def test_a_closed_link_writes_into_no_other_connection() -> None:
     reads, writes = os.pipe()
     program = ByProgram(Host(name="a", address="a"), ("cat",))
@@ -231,6 +249,29 @@ def test_a_submission_that_slurm_does_not_read_is_an_error_with_the_exit_code(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with refused(TfdistError, mentions=["sbatch", "exit code 3"]):
         slurm.submit("#" * (1 << 20), say=lambda text: None)  # more than the pipe holds
+
+
+def test_a_second_signal_does_not_interrupt_the_end_of_an_agent() -> None:
+    before = signal.signal(signal.SIGTERM, host_agent._exit_once)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(signal.SIGTERM)
+        assert ended.value.code == 143
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_agent_ends_with_an_input_that_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
+    monkeypatch.setattr(host_agent, "_why_sigterm", [""])
+    descriptor = os.open(tmp_path, os.O_RDONLY)  # of which nothing can be read
+    try:
+        host_agent._end_with(descriptor)
+    finally:
+        os.close(descriptor)
+    assert sent == [signal.SIGTERM]
 
 
 def test_a_failed_request_without_an_answer_is_told(ends: tuple[int, int]) -> None:

@@ -1,6 +1,7 @@
 """Reports about restarts: cause, lines, event file, summary; and jobs that are found by their id."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ from tfdist.jobs.supervision.hangs import Hang, Seen
 from tfdist.jobs.supervision.supervisor_state import Asked
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import StepPosition, StepState, WorkerStatus
+from tfdist.monitor.watch.event_log import read_events
 from tfdist.processes.worker_failure import Failure, Record
 
 
@@ -258,6 +260,27 @@ def test_a_slow_client_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.
             running_jobs.ask(environ, "abc", 4, timeout_seconds=60)
 
 
+def test_a_job_answers_after_no_thread_could_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = threading.Thread.start, iter([1])
+
+    def failing(thread: threading.Thread) -> None:
+        if thread.name == "job control client" and next(failures, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with (
+        running_jobs.controlled(running_jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)),
+        socket.socket(socket.AF_UNIX) as first,
+    ):
+        first.settimeout(200)
+        first.connect(str(running_jobs.place(environ, "abc123")))
+        assert first.recv(1) == b""
+        with refused(TfdistError, name="abc123", mentions=["--max-workers 3"]):
+            running_jobs.ask(environ, "abc", 4, timeout_seconds=60)
+
+
 def test_a_job_that_accepts_nobody_now_is_kept(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
     running_jobs.folder(environ).mkdir()
@@ -288,3 +311,23 @@ def test_what_an_ended_job_has_left_is_removed(tmp_path: Path) -> None:
     running_jobs.place(environ, "dead").touch()
     assert running_jobs.running(environ) == []
     assert not running_jobs.place(environ, "dead").exists()
+
+
+def test_a_line_that_a_full_disk_has_cut_damages_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    room = iter([40, 0, 1 << 20, 1 << 20])  # bytes that the disk takes at each write
+
+    def filling(descriptor: int, data: bytes) -> int:
+        taken = data[: next(room)]
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, taken)
+
+    path = tmp_path / "events"
+    file = EventFile(str(path), "a1")
+    monkeypatch.setattr(os, "write", filling)
+    for event in ("started", "stepping", "failed", "ended"):
+        file.write(event, start=0)
+    monkeypatch.undo()
+    file.close()
+    assert [event["event"] for event in read_events(path)] == ["failed", "ended"]

@@ -1,8 +1,11 @@
 """A signal is heeded while something is waited for, whichever thread the system hands it to."""
 
 import contextlib
+import fcntl
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +23,9 @@ from tfdist.jobs.connecting.tcp_joining import Ticket
 from tfdist.jobs.launchers import joined_agent
 from tfdist.monitor.watch.server import Page
 from tfdist.monitor.watch.snapshot import Snapshot
-from tfdist.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals
+from tfdist.processes import forking
+from tfdist.processes.fork_server import ForkServer
+from tfdist.waiting import Flag, done_heeding_signals, end_process, join_heeding_signals, wait_heeding_signals
 
 
 @contextlib.contextmanager
@@ -47,6 +52,44 @@ def test_a_process() -> None:
         # it ends by itself if nobody heeds the signal, with another code
         with signalled(lambda: process.communicate(b"heeded"), otherwise=process.stdin.close):
             assert wait_heeding_signals(process) == 7
+
+
+class _Held:
+    """A process that the kernel does not let go, whatever it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def wait(self, timeout: float) -> int:  # without a time it would wait for ever
+        raise subprocess.TimeoutExpired("held", timeout)
+
+    def send_signal(self, number: int) -> None:
+        self.sent.append(number)
+
+
+def test_a_process_that_survives_being_killed_is_left() -> None:
+    held, numbers = _Held(), (signal.SIGTERM, signal.SIGKILL)
+    end_process(held, 0.0, numbers)  # type: ignore[arg-type]
+    assert held.sent == list(numbers)
+
+
+def test_a_descriptor_above_those_of_select() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"a process may have {hard} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    here, there = socket.socketpair()
+    with here, there, socket.socket(fileno=fcntl.fcntl(there, fcntl.F_DUPFD_CLOEXEC, 1500)) as high:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        server = ForkServer(process=_Running(), channel=high)  # type: ignore[arg-type]
+        assert not server.wait(0.0)
+        here.sendall(forking.READY)
+        assert server.wait(60.0)
+
+
+class _Running:
+    def poll(self) -> None:
+        return None
 
 
 def test_a_thread() -> None:

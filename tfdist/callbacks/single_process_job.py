@@ -104,6 +104,7 @@ class Alerting:
         self._table = progress_file(steps.parent, int(steps.name.rpartition("-")[2]))
         self._tell = tell
         self._alarm = Alarm()
+        self._has_failed = False
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tfdist alerts", daemon=True)
         self._thread.start()
@@ -118,7 +119,14 @@ class Alerting:
             self._look()
 
     def _look(self) -> None:
-        for alert in self._alarm.look(recent(self._steps), sizes(self._table), time.monotonic()):
+        try:
+            found = self._alarm.look(recent(self._steps), sizes(self._table), time.monotonic())
+        except Exception as error:  # no alert is worth a training
+            if not self._has_failed:
+                self._has_failed = True
+                _logger.warning("Looking for alerts has failed with %r; training continues.", error, exc_info=error)
+            return
+        for alert in found:
             try:
                 self._tell(alert)
             except Exception:

@@ -75,14 +75,17 @@ def command(as_json: bool, timeout_seconds: float, report: Path | None, logs: tu
 
 
 def _pack(path: Path, findings: list[Finding], logs: tuple[Path, ...]) -> None:
-    user = getpass.getuser()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run with a number that no user has
+        user = ""
     names = bug_report.write(
         path,
         findings,
         packages=installed_packages(),
         environ=os.environ,
         logs=logs,
-        redacted=bug_report.redactor(str(Path.home()), "" if user == "root" else user, platform.node()),
+        redacted=bug_report.redactor(os.path.expanduser("~"), "" if user == "root" else user, platform.node()),
     )
     click.echo(f"{path}: {', '.join(names)}. Read it before you send it", err=True)
 

@@ -1,6 +1,8 @@
 """``tfdist export``: find the job, and pass its figures to exporters until it ends."""
 
+import contextlib
 import logging
+import os
 import signal
 import sys
 from threading import Thread
@@ -51,11 +53,7 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
         sys.exit(0 if ended else 1)
     logging.disable(logging.ERROR)  # silences libraries, because each failure is reported once by tfdist
 
-    def wait_for_input() -> None:
-        sys.stdin.buffer.read(1)  # returns at a line, or when the parent process has ended
-        enough.set()
-
-    Thread(target=wait_for_input, name="end of input", daemon=True).start()
+    end_with_input(enough)
     observer = None
     while observer is None:
         over = enough.wait(0.1)
@@ -65,3 +63,14 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
             if over:
                 sys.exit(0)
     export(Feed(observer, every=every, after=after), targets, warn=lambda text: print(text, flush=True), enough=enough)
+
+
+def end_with_input(enough: Flag, descriptor: int = 0) -> None:
+    """Set a flag at a line of the input, or at its end, which comes with that of the parent process."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(descriptor, 1)  # not by `sys.stdin`: Python aborts at its exit while a thread waits in that
+        enough.set()
+
+    Thread(target=wait, name="end of input", daemon=True).start()

@@ -7,7 +7,6 @@ Source: J.-P. Aumasson, S. Neves, Z. Wilcox-O'Hearn, C. Winnerlein, "BLAKE2: sim
 are derived in its keyed mode.
 """
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -53,9 +52,8 @@ def from_file(path: Path, *, make: bool = False) -> bytes:
         ...     from_file(path, make=True) == from_file(path), oct(path.stat().st_mode)[-3:]
         (True, '600')
     """
-    if make:
-        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private, encoding="ascii") as file:
-            file.write(f"{drawn()}\n")
+    if make and not path.exists():
+        _make(path)
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8", errors="replace").strip()
@@ -72,6 +70,25 @@ def from_file(path: Path, *, make: bool = False) -> bytes:
     if key is None:
         raise ConfigError(f"the key file {path} is empty. Remove it; `tfdist run --key-file {path}` writes another.")
     return key
+
+
+def _make(path: Path) -> None:
+    """Write a new key, unless another process does; hosts that read meanwhile find no file, or the whole key."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "x", opener=_private, encoding="ascii") as file:
+            file.write(f"{drawn()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _private(path: str, flags: int) -> int:

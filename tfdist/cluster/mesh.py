@@ -131,8 +131,12 @@ class Mesh:
             >>> Mesh.parse("batch=2,model=2").groups(["batch"])
             [(0, 2), (1, 3)]
         """
-        along = list(axes)
-        return list(dict.fromkeys(self.group(rank, along) for rank in range(self.size)))
+        along, found, seen = list(axes), list[tuple[int, ...]](), set[int]()
+        for rank in range(self.size):
+            if rank not in seen:
+                found.append(self.group(rank, along))
+                seen.update(found[-1])
+        return found
 
     def devices_of_each(self, processes: int, what: str) -> int:
         """Return the number of devices of each process, one for each place of the mesh."""

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 import tfdist
 from tfdist.errors import TfdistError
 from tfdist.processes import forking
+from tfdist.waiting import readable
 
 REPLY_SECONDS = 10.0  # deadline for a fork, which usually takes hundredths of a second
 _END_SECONDS = 5.0
@@ -98,7 +98,7 @@ class ForkServer:
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until the server is ready; return whether it is."""
-        select.select([self.channel], [], [], timeout_seconds)
+        readable(self.channel, timeout_seconds)
         return self.is_ready
 
     def spawn(

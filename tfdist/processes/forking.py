@@ -132,6 +132,7 @@ def serve(agent: socket.socket) -> socket.socket:
 
 def receive(channel: socket.socket) -> tuple[Any, list[int]]:
     """Receive a command and the standard streams; the command is None if the agent is gone."""
+    streams: list[int] = []
     try:
         header, streams, _, _ = socket.recv_fds(channel, NUMBER.size, _STREAMS)
         body = bytearray(NUMBER.unpack(header)[0] if header else 0)
@@ -141,6 +142,8 @@ def receive(channel: socket.socket) -> tuple[Any, list[int]]:
             view = view[count:] if count else memoryview(b"")
         return json.loads(body) if body else None, streams
     except (OSError, ValueError, struct.error):
+        for stream in streams:
+            os.close(stream)
         return None, []
 
 

@@ -7,7 +7,6 @@ So processes of several versions and environments can run side by side, and only
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import stat
@@ -26,6 +25,7 @@ from tfdist.errors import TfdistError
 from tfdist.processes import forking, warm_server
 from tfdist.processes.fork_server import hand_over
 from tfdist.processes.surroundings import Conditions, differences, digest, identity
+from tfdist.waiting import readable
 
 _REPLY_SECONDS = 5.0  # deadline for replies, which usually take hundredths of a second
 _START_SECONDS = 120.0  # deadline for the imports on a busy machine
@@ -196,7 +196,7 @@ def _begin(words: list[str], modules: Sequence[str], environment: Mapping[str, s
             )
         finally:
             os.close(writes)
-        if not select.select([ready], [], [], _START_SECONDS)[0] or not ready.read(1):
+        if not readable(ready, _START_SECONDS) or not ready.read(1):
             errors.seek(0)
             text = errors.read().decode(errors="replace")[-2000:]
             raise TfdistError(f"the warm process has not started in {_START_SECONDS:g} s. It wrote:\n{text}")

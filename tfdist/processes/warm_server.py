@@ -110,12 +110,15 @@ def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, s
             continue
         with contextlib.suppress(OSError, KeyError, TypeError):
             connection, _ = server.accept()
-            with connection:
+            with connection, contextlib.ExitStack() as held:
                 request, folders = _request(connection)
+                for folder in folders:
+                    held.callback(os.close, folder)
                 changed = record.changed()
                 if request["ask"] == KEEP and not changed:
                     if os.fork() == 0:
                         server.close()
+                        held.pop_all()  # the keeper goes to the folder, and closes it
                         return _kept(connection, record, request, folders)
                     jobs, due = jobs + 1, time.monotonic() + idle_seconds
                 else:
@@ -127,8 +130,6 @@ def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, s
                     }
                     refused = f"{changed} has changed since it was started" if changed else ""
                     send(connection, {**about, "identity": identity, "refused": refused})
-                for folder in folders:
-                    os.close(folder)
                 if request["ask"] == END or (request["ask"] == KEEP and changed):
                     return None
     return None
@@ -182,30 +183,38 @@ class _Keeper:
                     self._tell_end(ready)
                 elif ready in self._ended:
                     self._forget(ready)
-                elif (channel := self._asked()) is None:
+                elif (channels := self._asked()) is None:
                     self._end()
-                elif self._forked(channel):
-                    return self._worker(channel)
+                elif channels and self._forked(channels[0]):
+                    return self._worker(channels[0])
 
-    def _asked(self) -> socket.socket | None:
-        channels: list[int] = []
-        with contextlib.suppress(OSError):
-            _, channels, _, _ = socket.recv_fds(self._connection, 1, 1)
-        return socket.socket(fileno=channels[0]) if channels else None
+    def _asked(self) -> list[socket.socket] | None:
+        """Return the channel of a new worker, none if no descriptor is free for it; None if the agent is gone."""
+        try:
+            data, channels, _, _ = socket.recv_fds(self._connection, 1, 1)
+        except OSError:
+            return None
+        return [socket.socket(fileno=one) for one in channels] if data else None
 
     def _forked(self, channel: socket.socket) -> bool:
         """Fork a worker, which reports its number itself; return True in the worker."""
         try:
             pid = os.fork()
-            if pid == 0:
-                return True
-            process = os.pidfd_open(pid)
         except OSError as error:
             with channel, contextlib.suppress(OSError):
                 channel.sendall(forking.NUMBER.pack(-(error.errno or 1)))
-        else:
-            self._workers[process] = pid, channel
-            self._poll.register(process, select.POLLIN)
+            return False
+        if pid == 0:
+            return True
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:  # without a descriptor its end would never be seen
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            channel.close()  # which the agent takes for the end of a worker that has reported its number
+            return False
+        self._workers[process] = pid, channel
+        self._poll.register(process, select.POLLIN)
         return False
 
     def _tell_end(self, process: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.process.script_worker import end_with_parent, run_as_main
+from tfdist.storage.files import write_whole
 from tfdist.validation import counted
 
 _POLL_SECONDS = 0.02
@@ -62,7 +63,7 @@ def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) 
     sizes = [max(rows // divisor, 1) for divisor in request.divisors]
 
     def tell(text: str) -> None:
-        Path(f"{request.path}.phase").write_text(text, encoding="utf-8")
+        write_whole(Path(f"{request.path}.phase"), text)
 
     def in_fit(batch: Any, steps: int) -> float:
         tell(f"measuring whole steps of {model.name}")
@@ -78,9 +79,9 @@ def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) 
             model, batch, batch_sizes=sizes, in_fit=in_fit if model.compiled else None, clock=clock
         )
     except TfdistError as error:
-        Path(request.path + ".error").write_text(str(error), encoding="utf-8")
+        write_whole(Path(f"{request.path}.error"), str(error))
         raise SystemExit(1) from error
-    Path(request.path).write_text(found.to_json(), encoding="utf-8")
+    write_whole(Path(request.path), found.to_json())  # what exists is read, even if this process is killed
     raise SystemExit(0)
 
 

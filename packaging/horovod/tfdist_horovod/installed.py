@@ -1,5 +1,6 @@
 """Whether the installed Horovod fits a request, and whether it works, which a child process proves."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from tfdist.native.build_target import Target
 from tfdist.native.horovod_record import Installed, Record
 from tfdist.variables import PREFIX
+from tfdist.waiting import end_process
 from tfdist_horovod import recipe
 from tfdist_horovod.recipe import Options
 
 _MARK = "tfdist-build:"
+_END_SECONDS = 5.0  # for what a killed process has written
 
 # One process, so no rendezvous: it shows that the library loads, starts its thread and reduces; where TensorFlow has a
 # GPU, the tensor lies on it, and driver, CUDA and NCCL have to fit each other.
@@ -122,7 +125,11 @@ def prove(environ: Mapping[str, str], *, on_gpus: bool, timeout_seconds: float) 
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a daemon of MPI may hold its output open
+                process.communicate(timeout=_END_SECONDS)
+            end_process(process, 0.0, ())
+            if process.stdout is not None:
+                process.stdout.close()
     return interpret(output.splitlines(), process.returncode)
 
 

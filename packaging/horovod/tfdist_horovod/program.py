@@ -67,7 +67,7 @@ class Runner:
             self.log.write(f"{error}\n")
             raise ProgramError(f"{command[0]} cannot be started ({error.strerror})") from error
         passed = threading.Event()
-        with self._ended_afterwards(process), _timer(timeout_seconds, process, passed):
+        with self._ended_afterwards(process), self._timer(timeout_seconds, process.pid, passed):
             self.guard.watch(process.pid)
             assert process.stdout is not None
             for line in process.stdout:
@@ -96,18 +96,18 @@ class Runner:
             if process.stdout is not None:
                 process.stdout.close()
 
+    @contextlib.contextmanager
+    def _timer(self, seconds: float, session: int, passed: threading.Event) -> Iterator[None]:
+        """Kill a program and all that it started, also in sessions of their own, whose output is waited for."""
 
-@contextlib.contextmanager
-def _timer(seconds: float, process: "subprocess.Popen[str]", passed: threading.Event) -> Iterator[None]:
-    def kill() -> None:
-        passed.set()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        def kill() -> None:
+            passed.set()
+            guardian.end_job(self.guard.job_id, sessions=[session])
 
-    timer = threading.Timer(seconds, kill)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()

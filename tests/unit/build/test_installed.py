@@ -1,6 +1,9 @@
 """The installed Horovod, and whether it fits the options, by its record and by the output of a child process."""
 
 import json
+import os
+import signal
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +97,20 @@ def test_the_child_opens_gpus_only_where_they_are_built_in() -> None:
     assert installed.proof_environment(inherited, on_gpus=False)["CUDA_VISIBLE_DEVICES"] == ""
     on_gpus = installed.proof_environment(inherited, on_gpus=True)
     assert (on_gpus["CUDA_VISIBLE_DEVICES"], on_gpus["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("1", "true")
+
+
+def test_a_child_that_does_not_answer_is_left_with_what_holds_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"setsid sleep 60 & echo $! > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; wait"
+    monkeypatch.setattr(installed, "proof_command", lambda: ["sh", "-c", program])
+    monkeypatch.setattr(installed, "_END_SECONDS", 0.1)
+    begun = time.monotonic()
+    proof = installed.prove(os.environ, on_gpus=False, timeout_seconds=2.0)
+    seconds = time.monotonic() - begun
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert proof.error
+    assert seconds < 50
 
 
 def test_a_file_is_added_to_a_wheel_and_to_its_list(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The archive for a bug report: what is in it, and what is not."""
 
+import pwd
 import zipfile
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 
 from tests.refusals import refused
 from tfdist import doctor
+from tfdist.cli import doctor_command
 from tfdist.cli.main import main
 from tfdist.doctor import Check, bug_report
 from tfdist.doctor.finding import ok
@@ -87,3 +89,14 @@ def test_the_command_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with zipfile.ZipFile(path) as found:
         assert found.read("logs/0-job.log") == b"step 1\n"
         assert b"keras==" in found.read("packages.txt")
+
+
+def test_it_is_written_by_a_number_without_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    doctor_command._pack(tmp_path / "report.zip", [], ())
+    assert zipfile.is_zipfile(tmp_path / "report.zip")

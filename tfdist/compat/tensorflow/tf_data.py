@@ -16,6 +16,7 @@ frees an iterator or, if it is still referenced, gives it an empty dataset by `M
 import contextlib
 import functools
 import gc
+import logging
 import queue
 import sys
 import threading
@@ -176,6 +177,9 @@ class EndThreads:
             iterator, ended = self._given.get()
             try:
                 _end(iterator)
+            except Exception as error:  # the thread has others to end, and no thread can be started any more
+                text = "tfdist: an input cannot be ended (%r); the process may not end by itself."
+                logging.getLogger("tfdist").warning(text, error, exc_info=error)
             finally:
                 ended.set()
             del iterator

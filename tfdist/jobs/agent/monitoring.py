@@ -40,6 +40,7 @@ class Monitoring:
         self._start = 0
         self._alarm: Alarm | None = None
         self._due = 0.0
+        self._failed: set[str] = set()
         self._exporting: Exporting | None = None
         self._staying: Staying | None = None
         self._slow: list[Slow] = []
@@ -66,8 +67,17 @@ class Monitoring:
             self._asked.clear()
             self.tell()
         if time.monotonic() >= self._due:
-            self._tell_alerts()
+            self._try("looking for alerts", self._tell_alerts)
             self._due = time.monotonic() + ALERT_SECONDS
+
+    def _try(self, what: str, do: Callable[[], None]) -> None:
+        """Do something with the workers' records; each kind of failure is reported once, and ends no job."""
+        try:
+            do()
+        except Exception as error:  # noqa: BLE001 - other processes write the records, and descriptors may run out
+            if what not in self._failed:
+                self._failed.add(what)
+                self._say(f"warning: {what} has failed ({error!r}); the job continues")
 
     def _tell_alerts(self) -> None:
         folder = steps_folder(self._memory, self._start)
@@ -132,7 +142,10 @@ class Monitoring:
 
     def tell(self) -> None:
         """Report the verdict on this start, and alerts before it."""
-        self._tell_alerts()
+        self._try("looking for alerts", self._tell_alerts)
+        self._try("judging the steps", self._tell_verdict)
+
+    def _tell_verdict(self) -> None:
         from tfdist.monitor.verdict.job_bound import labelled, lines, verdict_of
 
         found = verdict_of(steps_folder(self._memory, self._start))

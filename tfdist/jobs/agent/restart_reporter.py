@@ -80,6 +80,7 @@ class EventFile:
     def __init__(self, path: str | None, job_id: str, *, copy: str | None = None) -> None:
         self._job_id = job_id
         self._descriptors: list[int] = []
+        self._cut: set[int] = set()  # descriptors whose last line is not whole
         try:
             for one in (path, copy):
                 if one is not None:
@@ -95,16 +96,19 @@ class EventFile:
             ) from error
 
     def write(self, event: str, *, start: int, clock: float | None = None, **content: Any) -> None:
-        """Append one line with one write. A full disk loses it, and the job continues."""
+        """Append one line with one write. A full disk loses it, but no other, and the job continues."""
         if not self._descriptors:
             return
         now = time.monotonic()
         clock = now if clock is None else clock
         moment = {"time": round(time.time() - (now - clock), 6), "clock": round(clock, 6)}
         line = {"version": VERSION, **moment, "job": self._job_id, "start": start, "event": event, **content}
+        data = json.dumps(line).encode() + b"\n"
         for descriptor in self._descriptors:
+            whole = b"\n" + data if descriptor in self._cut else data
             with contextlib.suppress(OSError):
-                os.write(descriptor, json.dumps(line).encode() + b"\n")
+                written = os.write(descriptor, whole)
+                (self._cut.discard if written == len(whole) else self._cut.add)(descriptor)
 
     def close(self) -> None:
         while self._descriptors:

@@ -80,7 +80,10 @@ class Control:
                     return
                 continue
             # a client that sends nothing, or a byte now and then, holds up no other
-            threading.Thread(target=self._hear, args=(connection,), name="job control client", daemon=True).start()
+            try:
+                threading.Thread(target=self._hear, args=(connection,), name="job control client", daemon=True).start()
+            except RuntimeError:  # no thread can be started now; later clients may be answered
+                connection.close()
 
     def _hear(self, connection: socket.socket) -> None:
         try:

@@ -145,7 +145,11 @@ class Rendezvous:
             if not self._strangers.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._meet, args=(connection,), name="joining host", daemon=True).start()
+            try:
+                threading.Thread(target=self._meet, args=(connection,), name="joining host", daemon=True).start()
+            except RuntimeError:  # no thread can be started now; the host tries again
+                self._strangers.release()
+                connection.close()
 
     def _meet(self, connection: socket.socket) -> None:
         """Keep a connection whose other side has proved that it has the key."""

@@ -1,10 +1,12 @@
 """Tasks of a parameter-server cluster that a chief starts for itself on this host, for instance in notebooks."""
 
 import atexit
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 
@@ -36,6 +38,7 @@ class LocalTasks:
         self._revivals = 0
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - the processes write to it as long as they live
         self._ended = False
+        self._lock = threading.Lock()  # an ended cluster starts no process, whichever thread revives one
         try:
             for job in ("ps", "worker"):
                 for index in range(len(self.cluster[job])):
@@ -54,10 +57,11 @@ class LocalTasks:
 
     def revive(self, job: str, index: int) -> None:
         """Start an ended task again, a few times at most."""
-        if self._ended or self._processes[job, index].poll() is None or self._revivals >= _REVIVALS:
-            return
-        self._revivals += 1
-        self._start(job, index)
+        with self._lock:
+            if self._ended or self._processes[job, index].poll() is None or self._revivals >= _REVIVALS:
+                return
+            self._revivals += 1
+            self._start(job, index)
 
     def printed(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
@@ -69,13 +73,15 @@ class LocalTasks:
             raise TfdistError(f"{', '.join(gone)} ended when it was started. The tasks printed:\n{self.printed()}")
 
     def end(self) -> None:
-        self._ended = True
+        with self._lock:
+            self._ended = True
         atexit.unregister(self.end)
         for process in self._processes.values():
             process.kill()
         deadline = time.monotonic() + 10
         for process in self._processes.values():
-            process.wait(max(0.1, deadline - time.monotonic()))
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+                process.wait(max(0.1, deadline - time.monotonic()))
         self._log.close()
 
     def _start(self, job: str, index: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdist import __version__
 from tfdist.cluster.job_files import progress_file
@@ -50,7 +50,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's processes block SIGINT, and workers would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the agent decides; if ignored, workers would inherit that
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _exit_once)
     if ENDS_WITH_INPUT.read(os.environ):
         del os.environ[ENDS_WITH_INPUT.name]  # not for workers
         threading.Thread(target=_end_with, args=(os.dup(0),), name="end of input", daemon=True).start()
@@ -77,10 +77,17 @@ def main() -> None:
     os._exit(code)  # do not wait for threads that still forward output
 
 
+def _exit_once(number: int, _frame: object) -> NoReturn:
+    """Exit at the first signal; a second one, as service managers send it, must not interrupt the end of workers."""
+    signal.signal(number, lambda *_: None)
+    sys.exit(128 + number)
+
+
 def _end_with(descriptor: int) -> None:
     """End this process as by SIGTERM at the end of its input."""
-    while os.read(descriptor, _CHUNK):
-        pass
+    with contextlib.suppress(OSError):  # the other end has broken off
+        while os.read(descriptor, _CHUNK):
+            pass
     _why_sigterm[0] = "has ended with what had started it"
     os.kill(os.getpid(), signal.SIGTERM)
 

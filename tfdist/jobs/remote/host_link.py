@@ -110,6 +110,7 @@ class HostLink:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._answers: dict[int, dict[str, Any]] = {}
+        self._awaited: set[int] = set()  # numbers of the requests whose answers are still waited for
         self._numbers = itertools.count()
         self._handles: dict[int, RemoteProcess] = {}
         self._stopped: frozenset[int] = frozenset()
@@ -150,16 +151,19 @@ class HostLink:
 
     def ask(self, do: str, **values: Any) -> Any:
         number = next(self._numbers)
+        with self._changed:
+            self._awaited.add(number)
         self.tell(do, id=number, **values)
         deadline = time.monotonic() + ANSWER_SECONDS
         with self._changed:
             while number not in self._answers and not self._lost and time.monotonic() < deadline:
                 self._changed.wait(1.0)
+            self._awaited.discard(number)
             answer = self._answers.pop(number, None)
+        if answer is None and self._lost:
+            raise TfdistError(self._lost, name=self.host.name)
         if answer is None:
-            raise TfdistError(
-                self._lost or f"host {self.host.name} has not answered in {ANSWER_SECONDS:g} s.", name=self.host.name
-            )
+            raise DeadlineError(f"host {self.host.name} has not answered in {ANSWER_SECONDS:g} s.", name=self.host.name)
         if answer["error"]:
             raise TfdistError(f"host {self.host.name}: {answer['error']}", name=self.host.name)
         return answer["value"]
@@ -182,9 +186,12 @@ class HostLink:
             values = spec_to_json(spec)
             values["key"] = self.key_for(spec.key)
             handle.pid = self.ask("start", handle=number, spec=values, reserve=reserve)
-        except TfdistError:
+        except TfdistError as error:
             with self._lock:
                 del self._handles[number]
+            if isinstance(error, DeadlineError):  # the host may start it yet, and then it must not stay
+                self.tell("signal", handle=number, number=int(signal.SIGKILL))
+                self.tell("close", handle=number)
             handle.give_back()
             raise
         return handle
@@ -257,9 +264,7 @@ class HostLink:
             self._offset = min(self._offset, self._heard - float(message["clock"]))
             self._recent.add(self._heard, float(message["clock"]))
         if "answer" in message:
-            with self._changed:
-                self._answers[message["answer"]] = message
-                self._changed.notify_all()
+            self._take_answer(message)
         elif "tables" in message:
             with self._lock:
                 self._tables = {number: (settled, asked, words) for number, settled, asked, words in message["tables"]}
@@ -280,6 +285,12 @@ class HostLink:
                 handle.record(failure_on_our_clock(message["content"], self._offset))
         elif "ended" in message and (handle := self._handles.get(message["ended"])) is not None:
             handle.end(message["returncode"], unasked=message["unasked"])
+
+    def _take_answer(self, message: dict[str, Any]) -> None:
+        with self._changed:
+            if message["answer"] in self._awaited:  # nobody would take out another
+                self._answers[message["answer"]] = message
+                self._changed.notify_all()
 
     def _take_word(self, message: dict[str, Any]) -> None:
         if "say" in message:

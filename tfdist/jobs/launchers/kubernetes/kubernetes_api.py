@@ -199,7 +199,10 @@ def _shut(answer: Any) -> None:
 
 
 def _values(answer: Any) -> Values:
-    found: Values = json.loads(answer.data)
+    try:
+        found: Values = json.loads(answer.data)
+    except ValueError as error:  # as `failures` has it: a proxy may say something else for a while
+        raise ConnectionError(f"it has said something else than JSON ({error})") from error
     return found
 
 

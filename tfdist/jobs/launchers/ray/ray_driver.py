@@ -178,20 +178,47 @@ class Driver:
         import ray
 
         while held and not self._gone.is_set():
-            ended, _ = ray.wait(list(held), timeout=_LOOK_SECONDS)
-            for one in ended:
-                address, lost = held.pop(one), False
-                try:
-                    code, lines, back = ray.get(one)
-                    if call is not None and back is not None:
-                        Path(call[1]).write_bytes(back)
-                    said = "\n".join([f"the agent of host {address} has ended with {code}", *lines])
-                except ray.exceptions.RayError as error:
-                    said, lost = f"Ray has lost the actor on {address}: {str(error).strip().splitlines()[0]}", True
+            try:
+                ended, _ = ray.wait(list(held), timeout=_LOOK_SECONDS)
+                ends = [(one, *_end_of(one, held[one], call)) for one in ended]
+            except Exception as error:  # noqa: BLE001 - of any library below Ray; nobody else would report the ends
+                ends = [(one, _lost(address, error), True) for one, address in held.items()]
+            for one, said, lost in ends:
                 if number != self._round:
                     return
                 with contextlib.suppress(WireError):
-                    self._wire.send({"ended": address, "said": said, "lost": lost})
+                    self._wire.send({"ended": held.pop(one), "said": said, "lost": lost})
+
+
+def _end_of(one: Any, address: str, call: tuple[str, str] | None) -> tuple[str, bool]:
+    """Return the report of an agent's end, and whether Ray has lost its actor; keep the result of a function job."""
+    import ray
+
+    try:
+        code, lines, back = ray.get(one)
+    except ray.exceptions.RayError as error:
+        return _lost(address, error), True
+    if call is not None and back is not None:
+        try:
+            _write_whole(Path(call[1]), back)
+        except OSError as error:
+            lines = [*lines, f"its result cannot be written ({error})"]
+    return "\n".join([f"the agent of host {address} has ended with {code}", *lines]), False
+
+
+def _lost(address: str, error: Exception) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"Ray has lost the actor on {address}: {line}"
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file under another name first: what exists is read as a result."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def connect(address: str) -> None:
