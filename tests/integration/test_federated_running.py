@@ -232,13 +232,32 @@ def test_a_client_that_lies_is_left_out(tmp_path: Path) -> None:
         lambda answer: {**answer, "arrays": {name: array[..., :0] for name, array in answer["arrays"].items()}},
         lambda answer: {**answer, "arrays": {name: array.astype(int) for name, array in answer["arrays"].items()}},
         lambda answer: {**answer, "metrics": {"loss": "low"}},
+        lambda answer: {**answer, "round": np.zeros(2)},
+        lambda answer: {**answer, "kind": np.zeros(2)},
         lambda answer: {"kind": "failed", "what": "train", "round": answer["round"], "attempt": answer["attempt"]},
+        lambda answer: {**answer, "kind": "failed", "reason": "\ud800\x1b[2J"},
     ):
         one = Federate(tmp_path / str(id(change)))
         one.change = lambda client, answer, change=change: change(answer) if client == "rome" else answer  # type: ignore[misc]
         one.run()
         assert [record.used for record in one.session.records] == [3, 3]
         assert any("rome" in line for line in one.lines)
+        assert all(line.isprintable() for line in one.lines)
+
+
+def test_a_client_that_says_something_all_the_time_postpones_no_deadline(tmp_path: Path) -> None:
+    class Talkative(Federate):
+        def take(self, timeout_seconds: float | None) -> Event | None:
+            if not self.events:
+                self.now += 1
+                assert self.now < 5000, "the deadline does not pass"
+                self.events.append(Said("rome", {"what": "nothing"}))
+            return self.events.popleft()
+
+    one = Talkative(tmp_path, rounds=1)
+    one.change = lambda client, answer: {"what": "nothing"} if client == "rome" else answer
+    one.run()
+    assert [record.used for record in one.session.records] == [3]
 
 
 def test_a_client_that_starts_again_in_a_secure_round_holds_nobody_up(tmp_path: Path) -> None:
