@@ -275,6 +275,28 @@ def test_a_client_that_starts_again_in_a_secure_round_holds_nobody_up(tmp_path: 
     assert [record.used for record in one.session.records] == [4]
 
 
+def test_a_vector_of_a_client_that_is_lost_before_it_is_noted_ends_in_another_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed after it has added vienna's vector, which never comes back: nothing of the sum is told."""
+    one = Federate(tmp_path, sums=SecureSums(clip=0.5, value_bits=20, threshold=0.5), rounds=1)
+    write = SessionFiles.write
+
+    def killed(files: SessionFiles, event: Any, *rest: Any) -> None:
+        if isinstance(event, Trained) and event.client == "vienna":
+            raise Killed
+        write(files, event, *rest)
+
+    monkeypatch.setattr(SessionFiles, "write", killed)
+    with pytest.raises(Killed):
+        one.run()
+    monkeypatch.undo()
+    one.change = lambda client, answer: Gone(client, "lost") if client == "vienna" else answer
+    one.run(resume=True)
+    assert [(record.used, record.attempt) for record in one.session.records] == [(3, 1)]
+    assert not any("revealed already" in line for line in one.lines)
+
+
 def test_too_few_clients_for_a_secure_sum_end_the_run(tmp_path: Path) -> None:
     one = Federate(tmp_path, sums=SUMS)
     one.change = lambda client, answer: Gone(client, "cut") if answer["what"] == "confirm" else answer

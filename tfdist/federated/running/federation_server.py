@@ -278,6 +278,10 @@ class FederationServer:
             self._complete()
         elif self._secure.phase in (Masking.CONFIRM, Masking.REVEAL):
             self._wait_for_masking()
+        elif self._aggregate is not None and not self._secure.is_of(self._aggregate.clients):
+            # the server was killed after it had added a vector, whose client did not come back; nothing is revealed yet
+            self._aggregate = None
+            self._tell(messages.AggregationFailed(*self._turn, "the sum has a vector of a client that is not here"))
         else:
             self._masking_over()
 

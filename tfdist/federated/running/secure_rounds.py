@@ -70,6 +70,10 @@ class SecureRounds:
         """Return whether the client's vector is in the sum, so that it need not be sent again after a restart."""
         return self.boxes_of(client) is not None and self._masking is not None and client in self._masking.answered
 
+    def is_of(self, clients: Iterable[str]) -> bool:
+        """Return whether the vectors in the sum are those of exactly these clients; True if there is no sum."""
+        return self._masking is None or self._masking.answered == frozenset(clients)
+
     def receive(self, client: str, question: str, answer: dict[str, Any]) -> None:
         """Take an answer; raise ProtocolError if it cannot be right."""
         masking = self._masking
