@@ -52,7 +52,14 @@ def test_a_weight_that_the_order_of_examples_changes_as_much_is_rounding() -> No
 
 
 def test_integers_are_the_same_or_are_not() -> None:
-    assert names([step(1, state_n=[10**9 + 1])], [step(1, state_n=[10**9])]) == [(1, "state", "n")]
+    for number in (10**9, 2**60):
+        assert names([step(1, state_n=[number + 1])], [step(1, state_n=[number])]) == [(1, "state", "n")]
+        assert names([step(1, state_n=[number])], [step(1, state_n=[number])]) == []
+
+
+def test_both_parts_of_complex_numbers_are_compared() -> None:
+    assert names([step(1, weight_a=[1 + 1j])], [step(1, weight_a=[1 + 2j])]) == [(1, "weight", "a")]
+    assert names([step(1, weight_a=[1 + 1j])], [step(1, weight_a=[1 + 1.00001j])]) == []
 
 
 def test_nan_is_nan_and_no_number() -> None:
