@@ -4,6 +4,7 @@ import functools
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,43 @@ def test_a_vector_of_a_client_that_is_lost_before_it_is_noted_ends_in_another_at
     one.run(resume=True)
     assert [(record.used, record.attempt) for record in one.session.records] == [(3, 1)]
     assert not any("revealed already" in line for line in one.lines)
+
+
+def test_a_secure_update_that_is_not_finite_is_left_out_and_ends_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Federate(tmp_path, sums=SecureSums(clip=0.5, value_bits=20, threshold=0.5))
+    train = LocalTrainer.train
+
+    def diverged(trainer: LocalTrainer, task: Any, *rest: Any) -> Any:
+        update, state = train(trainer, task, *rest)
+        if (task.client, task.round) == ("rome", 0):
+            update = replace(update, arrays={name: array * np.nan for name, array in update.arrays.items()})
+        return update, state
+
+    monkeypatch.setattr(LocalTrainer, "train", diverged)
+    one.run()
+    assert [record.used for record in one.session.records] == [3, 4]
+
+
+def test_whose_vectors_are_in_a_sum_is_on_the_disk_before_it_is_revealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients reveal one sum of a round: after a loss of power, the server must continue that very one."""
+    done = list[str]()
+    write, sync = SessionFiles.write, SessionFiles.sync
+    monkeypatch.setattr(
+        SessionFiles,
+        "write",
+        lambda files, event, *rest: (done.append(type(event).__name__), write(files, event, *rest)),
+    )
+    monkeypatch.setattr(SessionFiles, "sync", lambda files: (done.append("on the disk"), sync(files)))
+    one = Federate(tmp_path, sums=SUMS, rounds=1)
+    one.change = lambda client, answer: (done.append(answer["what"]), answer)[1]
+    one.run()
+    end = done.index("confirm")
+    assert done[end - 1] == "on the disk"
+    assert done[:end].count("Trained") == len(NAMES)
 
 
 def test_too_few_clients_for_a_secure_sum_end_the_run(tmp_path: Path) -> None:

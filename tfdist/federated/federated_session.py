@@ -205,6 +205,11 @@ class FederatedSession:
         """Return the round and attempt of the client's last update that was used."""
         return self._counted.get(client)
 
+    def sync(self) -> None:
+        """Let no loss of power undo whose updates have arrived: the clients of a sum reveal it once."""
+        if self._files is not None:
+            self._files.sync()
+
     def complete(self, action: messages.Aggregate, aggregate: Arrays, *, clipped_values: int) -> list[Action]:
         """Use the aggregate that the driver has made for an action `Aggregate`."""
         counts = {} if self._private is not None else {_CLIPPED: clipped_values}  # clients with noise do not count
@@ -256,8 +261,7 @@ class FederatedSession:
         if (count := clipped_by(self._aggregation)) is not None:
             self._clipped = {"clipped_updates": count}
         if self._private is not None:
-            if self._files is not None:
-                self._files.sync()  # a loss of power must not undo whose updates are in the sum
+            self.sync()
             aggregate = self._private.mean(aggregate, (action.round, action.attempt))
         self._take(action, aggregate)
         return self._done(self.machine.handle(messages.Aggregated(action.round, action.attempt)))

@@ -283,6 +283,7 @@ class FederationServer:
             self._aggregate = None
             self._tell(messages.AggregationFailed(*self._turn, "the sum has a vector of a client that is not here"))
         else:
+            self._session.sync()
             self._masking_over()
 
     def _complete(self) -> None:
