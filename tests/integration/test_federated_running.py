@@ -221,6 +221,18 @@ def test_a_client_that_is_lost_in_a_secure_round_is_left_out(tmp_path: Path, wha
     assert [record.used for record in one.session.records] == [used, 3], one.lines
 
 
+def test_weights_of_a_round_are_not_kept_for_a_client_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, run = list[FederationServer](), FederationServer.run
+    monkeypatch.setattr(FederationServer, "run", lambda server: (servers.append(server), run(server))[1])
+    one = Federate(tmp_path)
+    one.change = lambda client, answer: Gone(client, "cut") if client == "vienna" else answer
+    one.run()
+    assert [record.used for record in one.session.records] == [3, 3]
+    assert not servers[0]._asked
+
+
 def test_a_client_that_lies_is_left_out(tmp_path: Path) -> None:
     """Each answer of rome is wrong in another way; the others' training goes on."""
     for change in (

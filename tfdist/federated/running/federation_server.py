@@ -115,6 +115,8 @@ class FederationServer:
         self._actions.extend(actions)
         for record in self._session.records[self._shown :]:
             self._shown += 1
+            # answers to these come too late, and each question has the weights of its round
+            self._asked = {client: one for client, one in self._asked.items() if one["round"] > record.round}
             if self._secure is not None:
                 self._secure.forget()
             self._on_round(record)
