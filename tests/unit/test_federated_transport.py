@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.federation_strangers import STRANGERS, Target, broken, ends, introduced, raw
 from tests.refusals import refused
-from tfdist.errors import ConfigError, DeadlineError, MissingFileError
+from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, MissingFileError
 from tfdist.federated.transport import federation_keys, server_link
 from tfdist.federated.transport.array_frames import pack
 from tfdist.federated.transport.client_hub import Came, ClientHub, Event, Gone, Said
@@ -167,6 +167,15 @@ def test_two_processes_with_one_key_do_not_replace_each_other_at_once(
                 assert second.send({"number": number})
                 assert server.event() == Said("berlin", {"number": number})
             assert server.hub.take(0.2) is None
+
+
+def test_a_message_that_cannot_be_sent_is_an_error_of_the_sender(server: Server) -> None:
+    with link(server) as client:
+        assert server.event() == Came("berlin")
+        with pytest.raises(ConfigTypeError):
+            server.hub.send("berlin", {"x": np.array(["a text"])})
+        server.hub.send("berlin", {"x": 1})
+        assert client.take(DEADLINE_SECONDS) == {"x": 1}
 
 
 def test_an_array_that_is_called_a_heartbeat_is_a_message(server: Server) -> None:

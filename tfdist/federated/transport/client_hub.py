@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.federated.transport import array_frames
 from tfdist.federated.transport.authenticated_streams import BUFFER_BYTES, PROOF_SECONDS, Stream, admit, server_context
 from tfdist.federated.transport.federation_keys import Federation, ServerKey
 from tfdist.federated.transport.loop_thread import LoopThread
@@ -104,6 +105,7 @@ class ClientHub:
 
     def send(self, client: str, message: dict[str, Any]) -> None:
         """Send a message without waiting for its arrival; for a client that is gone, do nothing."""
+        array_frames.pack(message)  # what cannot be sent is an error here, and not where nobody waits for it
         self._loop.call(self._post(client, message))
 
     def close(self) -> None:
