@@ -173,6 +173,18 @@ def test_a_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) -> None:
         assert distance(found, expected) == 0, f"killed at event {event}"
 
 
+def test_a_run_of_bfloat16_weights_resumes(tmp_path: Path) -> None:
+    app = App(make_model, DATA, FedAvg())
+    weights = {"weights/000.kernel": np.full(3, 1.5, "bfloat16")}
+    first, again = (
+        FederatedSession(app, app.rules(rounds=1, clients=4), weights, clients=4, folder=tmp_path, resume=resume)
+        for resume in (False, True)
+    )
+    (name,) = weights
+    assert again.state.weights[name].dtype == first.state.weights[name].dtype == weights[name].dtype
+    assert again.state.weights[name].tobytes() == weights[name].tobytes()
+
+
 def test_secure_sums_differ_by_their_rounding_alone(tmp_path: Path) -> None:
     found = Federate(tmp_path, sums=SUMS).run()
     step = SUMS.clip / 2**19

@@ -18,7 +18,7 @@ from tfdist.federated.aggregation import Aggregation, Mean, clipped_by
 from tfdist.federated.algorithms.algorithm import WEIGHTS, arrays_of_clients
 from tfdist.federated.app import App, training_seed
 from tfdist.federated.client_privacy import ClippedSum, PrivateRounds
-from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike
+from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike, require_same_shapes
 from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
 from tfdist.federated.clients.update_codec import UpdateCodec
@@ -153,7 +153,7 @@ class FederatedSession:
                 )
         begun = self.state
         self.state = files.state_of(found)
-        require_alike(Update(self.state.weights, 1), begun.weights)
+        require_same_shapes(self.state.weights, begun.weights)  # which may be of bfloat16, as no update is
         self.machine = RoundMachine.restore(self.rules, found.state["machine"])
         self._counted = {client: (turn[0], turn[1]) for client, turn in found.state["counted"].items()}
         self.records = files.rounds(found.step)
