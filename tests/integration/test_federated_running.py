@@ -237,7 +237,12 @@ def test_weights_of_a_round_are_not_kept_for_a_client_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, run = list[FederationServer](), FederationServer.run
-    monkeypatch.setattr(FederationServer, "run", lambda server: (servers.append(server), run(server))[1])
+
+    def noted(server: FederationServer) -> None:
+        servers.append(server)
+        run(server)
+
+    monkeypatch.setattr(FederationServer, "run", noted)
     one = Federate(tmp_path)
     one.change = lambda client, answer: Gone(client, "cut") if client == "vienna" else answer
     one.run()
@@ -343,16 +348,24 @@ def test_whose_vectors_are_in_a_sum_is_on_the_disk_before_it_is_revealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients reveal one sum of a round: after a loss of power, the server must continue that very one."""
-    done = list[str]()
-    write, sync = SessionFiles.write, SessionFiles.sync
-    monkeypatch.setattr(
-        SessionFiles,
-        "write",
-        lambda files, event, *rest: (done.append(type(event).__name__), write(files, event, *rest)),
-    )
-    monkeypatch.setattr(SessionFiles, "sync", lambda files: (done.append("on the disk"), sync(files)))
+    done, write, sync = list[str](), SessionFiles.write, SessionFiles.sync
+
+    def written(files: SessionFiles, event: Any, *rest: Any) -> None:
+        done.append(type(event).__name__)
+        write(files, event, *rest)
+
+    def synced(files: SessionFiles) -> None:
+        done.append("on the disk")
+        sync(files)
+
+    def answered(_: str, answer: dict[str, Any]) -> dict[str, Any]:
+        done.append(answer["what"])
+        return answer
+
+    monkeypatch.setattr(SessionFiles, "write", written)
+    monkeypatch.setattr(SessionFiles, "sync", synced)
     one = Federate(tmp_path, sums=SUMS, rounds=1)
-    one.change = lambda client, answer: (done.append(answer["what"]), answer)[1]
+    one.change = answered
     one.run()
     end = done.index("confirm")
     assert done[end - 1] == "on the disk"
