@@ -60,6 +60,10 @@ def classifier(**options: Any) -> keras.Model:
     return model
 
 
+def batches() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+
+
 def noisy() -> keras.Model:
     between = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     return classifier(between=between, optimizer=keras.optimizers.Adam(0.01))
@@ -453,6 +457,8 @@ def test_too_few_updates_end_the_run() -> None:
         ({"client_data": [(X, Y[:-1])]}, ConfigError, "client_data"),
         ({"client_data": lambda name: (X[:0], Y[:0]), "clients": 2}, ConfigError, "client_data"),
         ({"client_data": lambda name: None, "clients": 2}, ConfigTypeError, "client_data"),
+        ({"client_data": lambda name: batches().repeat(), "clients": 2}, ConfigError, "client_data"),
+        ({"client_data": lambda name: batches().take(0), "clients": 2}, ConfigError, "client_data"),
         ({"client_data": {"a": (X, Y)}, "clients": ["b"]}, ConfigError, "clients"),
         ({"clients": ["a", "a"]}, ConfigError, "clients"),
         ({"clients": 0}, ConfigError, "clients"),

@@ -1,160 +1,27 @@
 """Federated runs over a transport: as the simulation to the bit, and through kills, losses and secure sums."""
 
-import functools
 import os
-from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
+from tests.federate import DATA, NAMES, SUMS, Federate, Killed, distance, make_model, simulated, trainer_of
 from tests.refusals import refused
 from tfdist.compression import TopK
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError
-from tfdist.federated import App, ClientPrivacy, FedAvg, Participation, Scaffold, WholeRule, simulate
-from tfdist.federated.clients.client_states import ClientStates
+from tfdist.federated import App, ClientPrivacy, FedAvg, Participation, Scaffold, WholeRule
 from tfdist.federated.clients.local_training import LocalTrainer
-from tfdist.federated.federated_session import FederatedSession, evaluation_of
+from tfdist.federated.federated_session import FederatedSession
 from tfdist.federated.rounds import Joined, Trained
 from tfdist.federated.running.client_workers import workers_of
-from tfdist.federated.running.federation_client import FederationClient
-from tfdist.federated.running.federation_run import Common, common
 from tfdist.federated.running.federation_server import FederationServer
-from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
 from tfdist.federated.secure_sums import SecureSums
 from tfdist.federated.session_files import SessionFiles
-from tfdist.federated.transport.array_frames import pack, unpack_whole
-from tfdist.federated.transport.client_hub import Came, Event, Gone, Said
-from tfdist.federated.transport.federation_keys import Federation
+from tfdist.federated.transport.client_hub import Event, Gone, Said
 from tfdist.privacy import PrivacyBudgetError
-
-NAMES = ("berlin", "paris", "rome", "vienna")
-RANDOM = np.random.default_rng(7)
-X = RANDOM.normal(size=(40, 5)).astype(np.float32)
-Y = (X[:, 0] > 0).astype(np.float32)
-DATA = {
-    name: (X[start : start + 4 + start], Y[start : start + 4 + start])
-    for name, start in zip(NAMES, range(4), strict=True)
-}
-KEYS = {name: Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"-")) for name in NAMES}
-LIST = Federation("00" * 32, {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()})
-SUMS = SecureSums(clip=0.5, value_bits=20)
-
-
-def make_model() -> keras.Model:
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-    return model
-
-
-@functools.cache
-def trainer_of(algorithm: Any, compression: Any = None) -> LocalTrainer:
-    """One model and one graph for all runs with this algorithm."""
-    return LocalTrainer(make_model, algorithm, (), compression)
-
-
-class Killed(Exception):  # noqa: N818
-    """The server is killed here."""
-
-
-class Federate:
-    """A run whose messages cross no socket, but are packed and read as frames; it can be killed at any event."""
-
-    def __init__(
-        self, folder: Path, algorithm: Any = None, sums: SecureSums | None = None, rounds: int = 2, **options: Any
-    ) -> None:
-        self.folder, self.sums = folder, sums
-        self.app = App(make_model, DATA, algorithm or FedAvg(epochs=2, batch_size=4, most_examples=7), **options)
-        self.trainer = trainer_of(self.app.algorithm, self.app.compression)
-        self.lines: list[str] = []
-        self.same: Common = common(self.app, self.trainer, LIST, rounds=rounds, seed=4, sums=sums)
-        self.clients = {name: self.client(name) for name in NAMES}
-        self.events = deque[Event]()
-        self.kill_at = self.taken = self.now = 0
-        self.change: Callable[[str, dict[str, Any]], Any] = lambda _, answer: answer
-
-    def client(self, name: str) -> FederationClient:
-        folder = self.folder / "of-clients"
-        secure = None
-        if self.sums is not None and self.same.code is not None:
-            parts = (self.sums, self.same.code, self.same.layout, name, KEYS[name], LIST.clients)
-            secure = SecureMember(*parts, folder / name, noise=self.same.noise)
-        return FederationClient(
-            self.app, self.trainer, name, ClientStates(folder), secure=secure, told=self.lines.append
-        )
-
-    # --- a hub ---
-    def send(self, client: str, message: dict[str, Any]) -> None:
-        if message["kind"] == "ask" and client in self.clients:
-            answer = self.change(client, self.clients[client].answer(copied(message)))
-            self.events.append(answer if not isinstance(answer, dict) else Said(client, copied(answer)))
-
-    def take(self, timeout_seconds: float | None) -> Event | None:
-        self.taken += 1
-        if self.taken == self.kill_at:
-            raise Killed
-        if self.events:
-            return self.events.popleft()
-        assert timeout_seconds is not None, "the server waits for ever"
-        self.now += timeout_seconds + 1
-        return None
-
-    # --- the run ---
-    def run(self, *, resume: bool = False) -> list[NDArray[Any]]:
-        place = self.folder / "server"
-        secure = None
-        if self.sums is not None and self.same.code is not None:
-            secure = SecureRounds(self.sums, self.same.code, self.same.layout, LIST.clients, place)
-        session = FederatedSession(
-            self.app,
-            self.same.rules,
-            self.trainer.local.weights(),
-            clients=4,
-            evaluate=evaluation_of(self.app, self.trainer),
-            folder=place,
-            resume=resume,
-            masked_bytes=self.same.masked_bytes,
-        )
-        self.events = deque(Came(name) for name in NAMES)
-        self.session = session
-        server = FederationServer(
-            self.app,
-            session,
-            self,  # type: ignore[arg-type]
-            NAMES,
-            run="a run",
-            secure=secure,
-            told=self.lines.append,
-            clock=lambda: self.now,
-        )
-        server.run()
-        return [np.array(session.state.weights[name]) for name in sorted(session.state.weights)]
-
-    def run_killed_at(self, event: int) -> list[NDArray[Any]]:
-        self.kill_at = event
-        with pytest.raises(Killed):
-            self.run()
-        return self.run(resume=True)
-
-
-def copied(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as it arrives, packed and unpacked."""
-    return unpack_whole(b"".join(pack(message)))
-
-
-def simulated(algorithm: Any = None, **options: Any) -> list[NDArray[Any]]:
-    app = App(make_model, DATA, algorithm or FedAvg(epochs=2, batch_size=4, most_examples=7), **options)
-    return list(simulate(app, rounds=2, seed=4).model.get_weights())
-
-
-def distance(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> float:
-    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("algorithm", [None, Scaffold(epochs=2, batch_size=4)], ids=["FedAvg", "Scaffold"])
@@ -170,6 +37,18 @@ def test_a_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) -> None:
     for event in range(1, whole.taken + 1):
         found = Federate(tmp_path / str(event)).run_killed_at(event)
         assert distance(found, expected) == 0, f"killed at event {event}"
+
+
+def test_a_run_of_bfloat16_weights_resumes(tmp_path: Path) -> None:
+    app = App(make_model, DATA, FedAvg())
+    weights = {"weights/000.kernel": np.full(3, 1.5, "bfloat16")}
+    first, again = (
+        FederatedSession(app, app.rules(rounds=1, clients=4), weights, clients=4, folder=tmp_path, resume=resume)
+        for resume in (False, True)
+    )
+    (name,) = weights
+    assert again.state.weights[name].dtype == first.state.weights[name].dtype == weights[name].dtype
+    assert again.state.weights[name].tobytes() == weights[name].tobytes()
 
 
 def test_secure_sums_differ_by_their_rounding_alone(tmp_path: Path) -> None:
@@ -220,6 +99,23 @@ def test_a_client_that_is_lost_in_a_secure_round_is_left_out(tmp_path: Path, wha
     assert [record.used for record in one.session.records] == [used, 3], one.lines
 
 
+def test_weights_of_a_round_are_not_kept_for_a_client_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, run = list[FederationServer](), FederationServer.run
+
+    def noted(server: FederationServer) -> None:
+        servers.append(server)
+        run(server)
+
+    monkeypatch.setattr(FederationServer, "run", noted)
+    one = Federate(tmp_path)
+    one.change = lambda client, answer: Gone(client, "cut") if client == "vienna" else answer
+    one.run()
+    assert [record.used for record in one.session.records] == [3, 3]
+    assert not servers[0]._asked
+
+
 def test_a_client_that_lies_is_left_out(tmp_path: Path) -> None:
     """Each answer of rome is wrong in another way; the others' training goes on."""
     for change in (
@@ -232,13 +128,32 @@ def test_a_client_that_lies_is_left_out(tmp_path: Path) -> None:
         lambda answer: {**answer, "arrays": {name: array[..., :0] for name, array in answer["arrays"].items()}},
         lambda answer: {**answer, "arrays": {name: array.astype(int) for name, array in answer["arrays"].items()}},
         lambda answer: {**answer, "metrics": {"loss": "low"}},
+        lambda answer: {**answer, "round": np.zeros(2)},
+        lambda answer: {**answer, "kind": np.zeros(2)},
         lambda answer: {"kind": "failed", "what": "train", "round": answer["round"], "attempt": answer["attempt"]},
+        lambda answer: {**answer, "kind": "failed", "reason": "\ud800\x1b[2J"},
     ):
         one = Federate(tmp_path / str(id(change)))
         one.change = lambda client, answer, change=change: change(answer) if client == "rome" else answer  # type: ignore[misc]
         one.run()
         assert [record.used for record in one.session.records] == [3, 3]
         assert any("rome" in line for line in one.lines)
+        assert all(line.isprintable() for line in one.lines)
+
+
+def test_a_client_that_says_something_all_the_time_postpones_no_deadline(tmp_path: Path) -> None:
+    class Talkative(Federate):
+        def take(self, timeout_seconds: float | None) -> Event | None:
+            if not self.events:
+                self.now += 1
+                assert self.now < 5000, "the deadline does not pass"
+                self.events.append(Said("rome", {"what": "nothing"}))
+            return self.events.popleft()
+
+    one = Talkative(tmp_path, rounds=1)
+    one.change = lambda client, answer: {"what": "nothing"} if client == "rome" else answer
+    one.run()
+    assert [record.used for record in one.session.records] == [3]
 
 
 def test_a_client_that_starts_again_in_a_secure_round_holds_nobody_up(tmp_path: Path) -> None:
@@ -254,6 +169,73 @@ def test_a_client_that_starts_again_in_a_secure_round_holds_nobody_up(tmp_path: 
     one.run()
     assert one.now == 0
     assert [record.used for record in one.session.records] == [4]
+
+
+def test_a_vector_of_a_client_that_is_lost_before_it_is_noted_ends_in_another_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed after it has added vienna's vector, which never comes back: nothing of the sum is told."""
+    one = Federate(tmp_path, sums=SecureSums(clip=0.5, value_bits=20, threshold=0.5), rounds=1)
+    write = SessionFiles.write
+
+    def killed(files: SessionFiles, event: Any, *rest: Any) -> None:
+        if isinstance(event, Trained) and event.client == "vienna":
+            raise Killed
+        write(files, event, *rest)
+
+    monkeypatch.setattr(SessionFiles, "write", killed)
+    with pytest.raises(Killed):
+        one.run()
+    monkeypatch.undo()
+    one.change = lambda client, answer: Gone(client, "lost") if client == "vienna" else answer
+    one.run(resume=True)
+    assert [(record.used, record.attempt) for record in one.session.records] == [(3, 1)]
+    assert not any("revealed already" in line for line in one.lines)
+
+
+def test_a_secure_update_that_is_not_finite_is_left_out_and_ends_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Federate(tmp_path, sums=SecureSums(clip=0.5, value_bits=20, threshold=0.5))
+    train = LocalTrainer.train
+
+    def diverged(trainer: LocalTrainer, task: Any, *rest: Any) -> Any:
+        update, state = train(trainer, task, *rest)
+        if (task.client, task.round) == ("rome", 0):
+            update = replace(update, arrays={name: array * np.nan for name, array in update.arrays.items()})
+        return update, state
+
+    monkeypatch.setattr(LocalTrainer, "train", diverged)
+    one.run()
+    assert [record.used for record in one.session.records] == [3, 4]
+
+
+def test_whose_vectors_are_in_a_sum_is_on_the_disk_before_it_is_revealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients reveal one sum of a round: after a loss of power, the server must continue that very one."""
+    done, write, sync = list[str](), SessionFiles.write, SessionFiles.sync
+
+    def written(files: SessionFiles, event: Any, *rest: Any) -> None:
+        done.append(type(event).__name__)
+        write(files, event, *rest)
+
+    def synced(files: SessionFiles) -> None:
+        done.append("on the disk")
+        sync(files)
+
+    def answered(_: str, answer: dict[str, Any]) -> dict[str, Any]:
+        done.append(answer["what"])
+        return answer
+
+    monkeypatch.setattr(SessionFiles, "write", written)
+    monkeypatch.setattr(SessionFiles, "sync", synced)
+    one = Federate(tmp_path, sums=SUMS, rounds=1)
+    one.change = answered
+    one.run()
+    end = done.index("confirm")
+    assert done[end - 1] == "on the disk"
+    assert done[:end].count("Trained") == len(NAMES)
 
 
 def test_too_few_clients_for_a_secure_sum_end_the_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +52,11 @@ def same(left: Any, right: Any) -> bool:
 @given(TREES)
 def test_messages_come_out_as_they_went_in(message: dict[str, Any]) -> None:
     assert same(message, read(frame(message)))
+
+
+def test_weights_of_bfloat16_come_out_as_they_went_in() -> None:
+    for shape in ((), (0,), (3, 2)):
+        assert same({"x": np.full(shape, 1.5, ml_dtypes.bfloat16)}, read(frame({"x": np.full(shape, 1.5, "bfloat16")})))
 
 
 @settings(max_examples=30)

@@ -13,7 +13,7 @@ from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError
-from tfdist.federated import split_directory, split_dirichlet, split_iid
+from tfdist.federated import split_by, split_directory, split_dirichlet, split_iid
 from tfdist.federated.clients import directory_split
 
 
@@ -63,6 +63,15 @@ def test_labels_are_distributed_as_in_memory(tmp_path: Path) -> None:
     split_directory(tmp_path / "all", tmp_path / "clients", clients=5, alpha=0.3, label="kind", seed=3)
     expected = split_dirichlet((np.arange(60),), labels, 5, alpha=0.3, seed=3)
     assert list(clients_of(tmp_path / "clients").values()) == [sorted(one.tolist()) for (one,) in expected]
+
+
+def test_examples_without_a_value_are_lost_by_no_split() -> None:
+    """NaN equals nothing, not even itself."""
+    rows, values = np.arange(6), np.array([1.0, np.nan, 2.0, np.nan, 1.0, np.nan])
+    found = split_by((rows,), values)
+    assert {name: one.tolist() for name, (one,) in found.items()} == {"1.0": [0, 4], "2.0": [2], "nan": [1, 3, 5]}
+    drawn = split_dirichlet((rows,), values, 2, alpha=1.0)
+    assert sorted(np.concatenate([one for (one,) in drawn])) == rows.tolist()
 
 
 @pytest.mark.parametrize(

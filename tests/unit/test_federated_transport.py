@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import queue
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.federation_strangers import STRANGERS, Target, broken, ends, introduced, raw
 from tests.refusals import refused
-from tfdist.errors import ConfigError, DeadlineError, MissingFileError
-from tfdist.federated.transport import federation_keys
+from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, MissingFileError
+from tfdist.federated.transport import federation_keys, server_link
 from tfdist.federated.transport.array_frames import pack
 from tfdist.federated.transport.client_hub import Came, ClientHub, Event, Gone, Said
 from tfdist.federated.transport.federation_keys import ClientKey, Federation, ServerKey
@@ -147,6 +148,72 @@ def test_a_new_connection_takes_the_place_of_the_old(server: Server) -> None:
             assert client.take(DEADLINE_SECONDS) == {}
             assert client.send({"x": 1})
             assert server.event() == Said("berlin", {"x": 1})
+
+
+def test_two_processes_with_one_key_do_not_replace_each_other_at_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_link, "_FIRST_PAUSE_SECONDS", 1000.0)
+    told = queue.Queue[str]()
+    with link(server, told=told.put):
+        assert server.event() == Came("berlin")
+        told.get(timeout=DEADLINE_SECONDS)
+        with link(server) as second:
+            assert server.event() == Came("berlin")
+            told.get(timeout=DEADLINE_SECONDS)  # that it is replaced
+            for number in range(3):
+                server.hub.send("berlin", {"number": number})
+                assert second.take(DEADLINE_SECONDS) == {"number": number}
+                assert second.send({"number": number})
+                assert server.event() == Said("berlin", {"number": number})
+            assert server.hub.take(0.2) is None
+
+
+def test_a_message_that_cannot_be_sent_is_an_error_of_the_sender(server: Server) -> None:
+    with link(server) as client:
+        assert server.event() == Came("berlin")
+        with pytest.raises(ConfigTypeError):
+            server.hub.send("berlin", {"x": np.array(["a text"])})
+        server.hub.send("berlin", {"x": 1})
+        assert client.take(DEADLINE_SECONDS) == {"x": 1}
+
+
+def test_an_array_that_is_called_a_heartbeat_is_a_message(server: Server) -> None:
+    with link(server) as client:
+        assert server.event() == Came("berlin")
+        server.hub.send("berlin", {"kind": np.zeros(2)})
+        found = client.take(DEADLINE_SECONDS)
+        assert found is not None
+        assert found["kind"].shape == (2,)
+        assert client.send({"kind": np.zeros(3)})
+        said = server.event()
+        assert isinstance(said, Said)
+        assert said.message["kind"].shape == (3,)
+    assert isinstance(server.event(), Gone)
+
+
+def test_an_event_stays_behind_those_that_wait_for_room(server: Server) -> None:
+    """A client that comes back while its end waits is not taken for gone."""
+    hub = server.hub
+
+    async def put() -> None:
+        while not hub._events.full():
+            hub._events.put_nowait(Said("paris", {}))
+        waiting = asyncio.create_task(hub._put(Gone("berlin", "cut")))
+        await asyncio.sleep(0)
+        later = asyncio.create_task(hub._put(Came("berlin")))  # in the very moment when there is room
+        hub._events.get_nowait()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not later.done():
+                await asyncio.sleep(0)
+                taken.append(hub._events.get_nowait())
+            await waiting
+
+    taken = list[Event]()
+    hub._loop.call(put())
+    while (event := hub.take(0.0)) is not None:
+        taken.append(event)
+    assert [one for one in taken if one.client == "berlin"] == [Gone("berlin", "cut"), Came("berlin")]
 
 
 def test_a_peer_that_stops_in_the_middle_is_dropped_and_holds_nobody_up() -> None:

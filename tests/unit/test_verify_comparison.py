@@ -64,3 +64,8 @@ def test_empty_arrays_are_equal_and_texts_are_compared() -> None:
 
 def test_integers_are_not_rounded_away() -> None:
     assert compare({"step": 5}, {"step": 6}).size == pytest.approx(1 / 6)
+
+
+def test_both_parts_of_complex_numbers_are_compared() -> None:
+    assert compare({"a": [1 + 1j]}, {"a": [1 + 2j]}).size == pytest.approx(1 / math.sqrt(5))
+    assert compare({"a": [1 + 1j]}, {"a": [1 + 1j]}).size == 0

@@ -10,6 +10,7 @@ import pytest
 from tests.refusals import absent
 from tfdist.cli.verify import proof_table
 from tfdist.errors import ConfigError
+from tfdist.verify.proof import proving
 from tfdist.verify.proof.differences import compared, other_batches
 from tfdist.verify.proof.state_files import ONE_DEVICE, STRATEGY, Run, StateFiles, Step, storable
 
@@ -52,7 +53,14 @@ def test_a_weight_that_the_order_of_examples_changes_as_much_is_rounding() -> No
 
 
 def test_integers_are_the_same_or_are_not() -> None:
-    assert names([step(1, state_n=[10**9 + 1])], [step(1, state_n=[10**9])]) == [(1, "state", "n")]
+    for number in (10**9, 2**60):
+        assert names([step(1, state_n=[number + 1])], [step(1, state_n=[number])]) == [(1, "state", "n")]
+        assert names([step(1, state_n=[number])], [step(1, state_n=[number])]) == []
+
+
+def test_both_parts_of_complex_numbers_are_compared() -> None:
+    assert names([step(1, weight_a=[1 + 1j])], [step(1, weight_a=[1 + 2j])]) == [(1, "weight", "a")]
+    assert names([step(1, weight_a=[1 + 1j])], [step(1, weight_a=[1 + 1.00001j])]) == []
 
 
 def test_nan_is_nan_and_no_number() -> None:
@@ -93,6 +101,20 @@ def test_other_rows_of_a_batch_and_values_of_one_side_are_differences() -> None:
 )
 def test_batches_of_a_loop(workers: Any, reference: Any, other: int | None) -> None:
     assert other_batches(workers, reference) == other
+
+
+def test_steps_that_one_device_did_not_make_are_not_called_the_same(tmp_path: Path) -> None:
+    for kind, count in ((STRATEGY, 3), (ONE_DEVICE, 2)):
+        files = StateFiles(tmp_path, kind, 0)
+        for number in range(count + 1):
+            files.write(step(number, weight_a=[[1.0 + number]]))
+        files.end(Run(loop="loop", epochs=[0] * count, batches=[count], is_done=True, seen=[["1 7"]] * count))
+    theirs = StateFiles(tmp_path, STRATEGY, 0).run()
+    assert theirs is not None
+    job = proving.Job(name="mirrored", run=(), script=("train.py",), variables={})
+    found = proving._compared(job, str(tmp_path), theirs)
+    assert (found.outcome, found.steps) == (proving.Outcome.SAME, 2)
+    assert any("step 2" in one for one in found.left_out)
 
 
 def test_files_of_a_run_share_what_is_the_same(tmp_path: Path) -> None:

@@ -23,10 +23,12 @@ _PREFIXES = (
     *("SLURM_", "OMPI_", "PMI_", "PMIX_", "RAY_", "KUBERNETES_", "PYTHON", "LD_LIBRARY_PATH"),
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-_NAMED = r"[\w-]*(?:api[_-]?key|_key|token|secret|passw(?:or)?d|credential|authorization)[\w-]*\b"
-# `name==1.2` is the version of a package such as asttokens
+_WORD = r"(?:api[_-]?key|_key|token|secret|passw(?:or)?d|credential|authorization)"
+# `name==1.2` is the version of a package such as asttokens. Each run of letters and hyphens is looked at once, from its
+# beginning: a log may have a line of a million hyphens
 _ASSIGNED = re.compile(
-    rf"(?i)(\b{_NAMED}[\"']?\s*(?:=(?!=\d)|:)\s*|--{_NAMED}\s+)"
+    rf"(?i)((?<![\w-])(?:(?=[\w-]*{_WORD})[\w-]*+[\"']?\s*(?:=(?!=\d)|:)\s*"
+    rf"|(?=(?>[\w-]*?--)[\w-]*{_WORD})[\w-]*+\s+))"
     r"(?:bearer\s+|basic\s+)?(\(not shown\)|\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
 )
 # what some services give out says itself what it is
@@ -92,9 +94,13 @@ def write(
             file = open(path, "xb")  # noqa: SIM115 - closed below
         except FileExistsError:
             raise ConfigError(f"{path} exists already; give another name.", path=path) from None
-        with file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, text in contents.items():
-                archive.writestr(redacted(name), redacted(text))
+        try:
+            with file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                for name, text in contents.items():
+                    archive.writestr(redacted(name), redacted(text))
+        except BaseException:  # a part of an archive is in the way of the next one
+            path.unlink(missing_ok=True)
+            raise
     return [redacted(name) for name in contents]
 
 

@@ -57,19 +57,24 @@ def is_finite(update: Update) -> bool:
 
 def require_alike(update: Update, like: Arrays) -> None:
     """Refuse an update whose names or shapes differ from those of the round."""
-    if update.arrays.keys() != like.keys():
-        wrong = sorted(update.arrays.keys() ^ like.keys())
+    require_same_shapes(update.arrays, like)
+
+
+def require_same_shapes(arrays: Arrays, like: Arrays) -> None:
+    """Refuse arrays whose names or shapes differ from those of the round."""
+    if arrays.keys() != like.keys():
+        wrong = sorted(arrays.keys() ^ like.keys())
         raise ConfigError(
-            f"an update has {len(update.arrays)} arrays and the round {len(like)}; {wrong[0]!r} is in one of them "
+            f"an update has {len(arrays)} arrays and the round {len(like)}; {wrong[0]!r} is in one of them "
             f"only. Server and client must run the same application.",
             name=wrong[0],
-            received=sorted(update.arrays),
+            received=sorted(arrays),
         )
     for name, array in like.items():
-        if update.arrays[name].shape != array.shape:
+        if arrays[name].shape != array.shape:
             raise ConfigError(
-                f"the array {name!r} of an update has the shape {update.arrays[name].shape}; the round's has "
+                f"the array {name!r} of an update has the shape {arrays[name].shape}; the round's has "
                 f"{array.shape}. Server and client must run the same application.",
                 name=name,
-                received=update.arrays[name].shape,
+                received=arrays[name].shape,
             )

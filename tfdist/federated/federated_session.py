@@ -18,7 +18,7 @@ from tfdist.federated.aggregation import Aggregation, Mean, clipped_by
 from tfdist.federated.algorithms.algorithm import WEIGHTS, arrays_of_clients
 from tfdist.federated.app import App, training_seed
 from tfdist.federated.client_privacy import ClippedSum, PrivateRounds
-from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike
+from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike, require_same_shapes
 from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
 from tfdist.federated.clients.update_codec import UpdateCodec
@@ -153,7 +153,7 @@ class FederatedSession:
                 )
         begun = self.state
         self.state = files.state_of(found)
-        require_alike(Update(self.state.weights, 1), begun.weights)
+        require_same_shapes(self.state.weights, begun.weights)  # which may be of bfloat16, as no update is
         self.machine = RoundMachine.restore(self.rules, found.state["machine"])
         self._counted = {client: (turn[0], turn[1]) for client, turn in found.state["counted"].items()}
         self.records = files.rounds(found.step)
@@ -204,6 +204,11 @@ class FederatedSession:
     def counted(self, client: str) -> tuple[int, int] | None:
         """Return the round and attempt of the client's last update that was used."""
         return self._counted.get(client)
+
+    def sync(self) -> None:
+        """Let no loss of power undo whose updates have arrived: the clients of a sum reveal it once."""
+        if self._files is not None:
+            self._files.sync()
 
     def complete(self, action: messages.Aggregate, aggregate: Arrays, *, clipped_values: int) -> list[Action]:
         """Use the aggregate that the driver has made for an action `Aggregate`."""
@@ -256,8 +261,7 @@ class FederatedSession:
         if (count := clipped_by(self._aggregation)) is not None:
             self._clipped = {"clipped_updates": count}
         if self._private is not None:
-            if self._files is not None:
-                self._files.sync()  # a loss of power must not undo whose updates are in the sum
+            self.sync()
             aggregate = self._private.mean(aggregate, (action.round, action.attempt))
         self._take(action, aggregate)
         return self._done(self.machine.handle(messages.Aggregated(action.round, action.attempt)))

@@ -102,7 +102,8 @@ def _entry(name: str, value: np.ndarray, reference: np.ndarray) -> Difference:
     if value.dtype.kind in "US" or reference.dtype.kind in "US":
         sizes = np.where(value.astype(str) == reference.astype(str), 0.0, math.inf)
     else:
-        sizes = _sizes(value.astype(np.float64), reference.astype(np.float64))
+        wide = np.complex128 if "c" in value.dtype.kind + reference.dtype.kind else np.float64
+        sizes = _sizes(value.astype(wide), reference.astype(wide))
         if value.dtype.kind == "b" or reference.dtype.kind == "b":
             sizes = np.where(sizes == 0, 0.0, math.inf)
     if sizes.size == 0:

@@ -1,5 +1,7 @@
 """The archive for a bug report: what is in it, and what is not."""
 
+import errno
+import os
 import pwd
 import zipfile
 from pathlib import Path
@@ -13,7 +15,7 @@ from tfdist.cli import doctor_command
 from tfdist.cli.main import main
 from tfdist.doctor import Check, bug_report
 from tfdist.doctor.finding import ok
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, StorageError
 
 HOME, USER, HOST = "/home/ada", "ada", "analytical"
 
@@ -63,6 +65,24 @@ def test_nothing_secret_is_packed(tmp_path: Path) -> None:
         "TF_URL=http://(not shown)@y",
     ]
     assert found["logs/0-USER.log"].splitlines()[-1] == "step 7 of /home/adam/keys, user USER"
+
+
+@pytest.mark.parametrize("text", ["-" * 10**6, "a-" * 10**5, "--token" * 10**5], ids=["hyphens", "words", "options"])
+def test_a_long_line_is_read_in_linear_time(text: str) -> None:
+    """Each took hours, for every hyphen was looked at as the beginning of a name."""
+    redacted = bug_report.redactor(HOME, USER, HOST)
+    assert redacted(f"{text} x") == (f"{text} (not shown)" if "token" in text else f"{text} x")
+    assert redacted("run --api-token = hunter2") == "run --api-token = (not shown)"
+
+
+def test_an_archive_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    with pytest.raises(StorageError):
+        archive(tmp_path, "", {})
+    assert [one.name for one in tmp_path.iterdir()] == ["ada.log"]
 
 
 def test_the_end_of_a_long_log_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def local_data(found: Any, client: str) -> Local:
             len(examples),
         )
     if isinstance(found, tf.data.Dataset):
-        return LocalDataset(lambda batch_size, seed: found, _counted(found))
+        return LocalDataset(lambda batch_size, seed: found, _counted(found, client))
     if not isinstance(found, tuple) or not found:
         raise ConfigTypeError(
             f"the data of client {client!r} are {validation.shown(found)}; they must be a tuple of arrays (x, y) or "
@@ -133,6 +133,20 @@ def _columns(examples: Examples) -> Any:
     return element if isinstance(element, tuple) else (element,)
 
 
-def _counted(dataset: tf.data.Dataset) -> int:
+def _counted(dataset: tf.data.Dataset, client: str) -> int:
     """Return the number of rows in a dataset's batches, which are read once for it."""
-    return sum(int(keras.tree.flatten(batch)[0].shape[0]) for batch in dataset)
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ConfigError(
+            f"the dataset of client {client!r} has no end, so its examples cannot be counted. Leave repeat() out; "
+            "epochs of the algorithm repeats it.",
+            name="client_data",
+            received=client,
+        )
+    rows = sum(int(keras.tree.flatten(batch)[0].shape[0]) for batch in dataset)
+    if not rows:
+        raise ConfigError(
+            f"the dataset of client {client!r} has no examples; at least 1 is needed. Leave the client out.",
+            name="client_data",
+            received=client,
+        )
+    return rows

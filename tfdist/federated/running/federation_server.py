@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfdist.errors import ConfigError, DeadlineError
 from tfdist.federated.app import App
 from tfdist.federated.client_update import Update
@@ -19,6 +21,8 @@ from tfdist.federated.transport.array_frames import FrameError
 from tfdist.federated.transport.client_hub import Came, ClientHub, Gone, Said
 
 _MOST_EXAMPLES = 1 << 50
+_LONGEST_REASON = 500
+_PLAIN = ("kind", "what", "round", "attempt", "session")  # of an answer: never arrays, whose comparison is one too
 _Turn = tuple[int, int]
 
 
@@ -80,6 +84,7 @@ class FederationServer:
             self._wait()
 
     def _wait(self) -> None:
+        """Wait for an event or a deadline. Clients that say something all the time postpone no deadline."""
         times = [at for at in (self._deadline and self._deadline[1], self._masking_until) if at is not None]
         event = self._hub.take(max(min(times) - self._clock(), 0.0) if times else None)
         match event:
@@ -92,8 +97,7 @@ class FederationServer:
                 self._tell(messages.Left(client))
             case Said(client, message):
                 self._said(client, message)
-            case None:
-                self._time_passed()
+        self._time_passed()
 
     def _time_passed(self) -> None:
         now = self._clock()
@@ -111,6 +115,8 @@ class FederationServer:
         self._actions.extend(actions)
         for record in self._session.records[self._shown :]:
             self._shown += 1
+            # answers to these come too late, and each question has the weights of its round
+            self._asked = {client: one for client, one in self._asked.items() if one["round"] > record.round}
             if self._secure is not None:
                 self._secure.forget()
             self._on_round(record)
@@ -186,10 +192,15 @@ class FederationServer:
     def _said(self, client: str, message: Mapping[str, Any]) -> None:
         asked = self._asked.get(client)
         same = ("what", "round", "attempt")
-        if asked is None or [message.get(name) for name in same] != [asked[name] for name in same]:
+        if asked is None:
+            return
+        arrays = [name for name in _PLAIN if isinstance(message.get(name), np.ndarray)]
+        if not arrays and [message.get(name) for name in same] != [asked[name] for name in same]:
             return  # to a question that is over
         del self._asked[client]
         try:
+            if arrays:
+                raise FrameError(f"an answer has an array as its {arrays[0]}.")
             self._answered(client, asked, message)
         except (FrameError, ProtocolError, ConfigError) as error:  # others are the server's own
             self._told(f"{client}: {error}")
@@ -199,7 +210,7 @@ class FederationServer:
     def _answered(self, client: str, asked: Mapping[str, Any], message: Mapping[str, Any]) -> None:
         turn = asked["round"], asked["attempt"]
         if message.get("kind") != "answer":
-            raise FrameError(f"it cannot {asked['what']}: {str(message.get('reason'))[:500]}")
+            raise FrameError(f"it cannot {asked['what']}: {_shown(message.get('reason'))}")
         if asked["what"] == "train":
             self._trained(client, turn, message)
         elif asked["what"] == "evaluate":
@@ -269,7 +280,12 @@ class FederationServer:
             self._complete()
         elif self._secure.phase in (Masking.CONFIRM, Masking.REVEAL):
             self._wait_for_masking()
+        elif self._aggregate is not None and not self._secure.is_of(self._aggregate.clients):
+            # the server was killed after it had added a vector, whose client did not come back; nothing is revealed yet
+            self._aggregate = None
+            self._tell(messages.AggregationFailed(*self._turn, "the sum has a vector of a client that is not here"))
         else:
+            self._session.sync()
             self._masking_over()
 
     def _complete(self) -> None:
@@ -280,6 +296,12 @@ class FederationServer:
         weight = sum(self._app.algorithm.weight(trained[client]) for client in action.clients)
         mean = self._secure.mean(action.clients, weight)
         self._take(self._session.complete(action, mean, clipped_values=self._secure.clipped_values))
+
+
+def _shown(reason: object) -> str:
+    """Return a client's reason for a terminal, on which it must not move the cursor, nor end the server."""
+    text = reason[:_LONGEST_REASON] if isinstance(reason, str) else "it gave no reason"
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def _examples_of(message: Mapping[str, Any]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.errors import ConfigError
 from tfdist.federated.client_privacy import clipped
 from tfdist.federated.secure.fixed_point import FixedPoint
 from tfdist.federated.secure.masking_client import MaskingClient, Phase
@@ -69,6 +70,10 @@ class SecureRounds:
     def has_upload(self, client: str) -> bool:
         """Return whether the client's vector is in the sum, so that it need not be sent again after a restart."""
         return self.boxes_of(client) is not None and self._masking is not None and client in self._masking.answered
+
+    def is_of(self, clients: Iterable[str]) -> bool:
+        """Return whether the vectors in the sum are those of exactly these clients; True if there is no sum."""
+        return self._masking is None or self._masking.answered == frozenset(clients)
 
     def receive(self, client: str, question: str, answer: dict[str, Any]) -> None:
         """Take an answer; raise ProtocolError if it cannot be right."""
@@ -208,7 +213,10 @@ class SecureMember:
         noise, is_clipped = None if self._noise is None else self._noise(client.plan), False
         if noise is not None:
             arrays, is_clipped = clipped(arrays, noise.clip)
-        words, count = self._code.encode(self._layout.joined(arrays), int(weight))
+        try:
+            words, count = self._code.encode(self._layout.joined(arrays), int(weight))
+        except ConfigError as error:  # the round goes on without this client, and the next one with it
+            raise ProtocolError(str(error), name=self._name) from error
         self.clipping = f", {count:,} of {len(words):,} values clipped" if count else ""
         if noise is not None:
             self.clipping = f", clipped to the norm {noise.clip:.3g}" if is_clipped else ""

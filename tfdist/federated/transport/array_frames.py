@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ HEAD = struct.Struct("<4sIQ")  # magic, bytes of the header, bytes of the body
 MAGIC = b"tff1"
 LARGEST_HEADER = 16 << 20
 _PLACEHOLDER = "$"
-_BYTES = "bytes"
+_BYTES, _BFLOAT16 = "bytes", "bfloat16"
 _ALIGNMENT = 8
 _MOST_DIMENSIONS = 32
 _TYPES = frozenset(
@@ -116,13 +117,15 @@ def _append(value: bytes | NDArray[Any], buffers: list[bytes | memoryview], desc
         described.append([_BYTES, [len(value)]])
         data: bytes | memoryview = value
     else:
-        little = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
+        is_bfloat16 = value.dtype.name == _BFLOAT16  # which NumPy does not know
+        known = np.ascontiguousarray(value).view(np.uint16) if is_bfloat16 else np.ascontiguousarray(value)
+        little = known.astype(known.dtype.newbyteorder("<"), copy=False)
         if little.dtype.str not in _TYPES:
             raise ConfigTypeError(
                 f"a message has an array of {value.dtype}; it can have arrays of whole numbers, floats and booleans.",
                 received=str(value.dtype),
             )
-        described.append([little.dtype.str, list(value.shape)])
+        described.append([_BFLOAT16 if is_bfloat16 else little.dtype.str, list(value.shape)])
         data = little.reshape(-1).view(np.uint8).data
     buffers.append(data)
     if padding := -len(data) % _ALIGNMENT:
@@ -138,9 +141,9 @@ def _arrays(described: Sequence[Any], body: bytes) -> Iterator[bytes | NDArray[A
         if not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"a shape is {str(shape)[:100]}")
         is_bytes = kind == _BYTES and len(shape) == 1
-        if not is_bytes and kind not in _TYPES:
+        if not is_bytes and kind not in _TYPES and kind != _BFLOAT16:
             raise ValueError(f"an array has the type {str(kind)[:100]!r}")
-        dtype = np.dtype(np.uint8 if is_bytes else kind)
+        dtype = np.dtype(np.uint8 if is_bytes else ml_dtypes.bfloat16 if kind == _BFLOAT16 else kind)
         length = math.prod(shape) * dtype.itemsize
         if length > len(body) - start:
             raise ValueError("its arrays are longer than its body")

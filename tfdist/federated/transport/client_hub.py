@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.federated.transport import array_frames
 from tfdist.federated.transport.authenticated_streams import BUFFER_BYTES, PROOF_SECONDS, Stream, admit, server_context
 from tfdist.federated.transport.federation_keys import Federation, ServerKey
 from tfdist.federated.transport.loop_thread import LoopThread
@@ -21,7 +22,7 @@ BEATS = 6  # in that time
 _MOST_STRANGERS = 64  # connections at once that have not proved themselves
 _MOST_WAITING = 8  # messages that were not taken
 _END_SECONDS = 10.0  # for last messages to be taken
-_BEAT: dict[str, Any] = {"kind": "beat"}
+BEAT: dict[str, Any] = {"kind": "beat"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class ClientHub:
 
     def send(self, client: str, message: dict[str, Any]) -> None:
         """Send a message without waiting for its arrival; for a client that is gone, do nothing."""
+        array_frames.pack(message)  # what cannot be sent is an error here, and not where nobody waits for it
         self._loop.call(self._post(client, message))
 
     def close(self) -> None:
@@ -116,6 +118,7 @@ class ClientHub:
 
     async def _listen(self, host: str, port: int) -> int:
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_WAITING)
+        self._order = asyncio.Lock()
         self._outboxes: dict[str, asyncio.Queue[dict[str, Any]]] = {}
         self._server = await asyncio.start_server(
             self._connected, host, port, limit=BUFFER_BYTES, ssl=self._context, ssl_handshake_timeout=PROOF_SECONDS
@@ -174,11 +177,11 @@ class ClientHub:
         self._outboxes[name] = outbox
         sender = asyncio.create_task(_send_all(stream, outbox, self._silence_seconds / BEATS))
         try:
-            await self._events.put(Came(name))
+            await self._put(Came(name))
             while True:
                 message = await stream.receive(largest=self._largest)
-                if message != _BEAT:
-                    await self._events.put(Said(name, message))
+                if not is_beat(message):
+                    await self._put(Said(name, message))
         except (TfdistError, OSError, TimeoutError, ssl.SSLError) as error:
             reason = reason_of(error)
             if isinstance(error, TfdistError):
@@ -188,7 +191,12 @@ class ClientHub:
             stream.close()
         if self._streams.get(name) is stream:
             del self._streams[name], self._outboxes[name]
-            await self._events.put(Gone(name, reason))
+            await self._put(Gone(name, reason))
+
+    async def _put(self, event: Event) -> None:
+        """Put an event behind all that wait: a queue that was full lets another one in between."""
+        async with self._order:
+            await self._events.put(event)
 
 
 async def _send_all(stream: Stream, outbox: "asyncio.Queue[dict[str, Any]]", beat_seconds: float) -> None:
@@ -200,13 +208,19 @@ async def _send_all(stream: Stream, outbox: "asyncio.Queue[dict[str, Any]]", bea
         except TimeoutError:
             message = None
         try:
-            await stream.send(_BEAT if message is None else message)
+            await stream.send(BEAT if message is None else message)
         except (OSError, TimeoutError, ssl.SSLError):
             stream.close()
             return
         finally:
             if message is not None:
                 outbox.task_done()
+
+
+def is_beat(message: dict[str, Any]) -> bool:
+    """Return whether a message is a heartbeat; an array in it is none, and compares element by element."""
+    kind = message.get("kind")
+    return isinstance(kind, str) and len(message) == 1 and kind == BEAT["kind"]
 
 
 def reason_of(error: BaseException) -> str:

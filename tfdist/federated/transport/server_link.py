@@ -20,14 +20,13 @@ from tfdist.federated.transport.authenticated_streams import (
     client_context,
     introduce,
 )
-from tfdist.federated.transport.client_hub import BEATS, SILENCE_SECONDS, reason_of
+from tfdist.federated.transport.client_hub import BEAT, BEATS, SILENCE_SECONDS, is_beat, reason_of
 from tfdist.federated.transport.federation_keys import ClientKey, Federation
 from tfdist.federated.transport.loop_thread import LoopThread
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _MOST_WAITING = 8
-_BEAT: dict[str, Any] = {"kind": "beat"}
 
 
 class ServerLink:
@@ -129,10 +128,15 @@ class ServerLink:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
             self._told(f"connected to {self.address} as {self._key.name}")
-            pause = _FIRST_PAUSE_SECONDS
+            begun = loop.time()
             reason = await self._receive(stream)
             lost = loop.time()
-            self._told(f"the connection to {self.address} is lost: {reason}")
+            if lost - begun > self._silence_seconds:
+                pause = _FIRST_PAUSE_SECONDS
+            # at once, two processes with one key would replace each other's connection as fast as they can
+            self._told(f"the connection to {self.address} is lost: {reason}; next try in {pause:.1f} s")
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _connect(self) -> Stream:
         async with asyncio.timeout(PROOF_SECONDS):
@@ -155,7 +159,7 @@ class ServerLink:
         try:
             while True:
                 message = await stream.receive(largest=self._largest)
-                if message != _BEAT:
+                if not is_beat(message):
                     await self._inbox.put(message)
         except (TfdistError, OSError, TimeoutError, ssl.SSLError) as error:
             return reason_of(error)
@@ -169,4 +173,4 @@ async def _beat(stream: Stream, seconds: float) -> None:
     with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
         while True:
             await asyncio.sleep(seconds)
-            await stream.send(_BEAT)
+            await stream.send(BEAT)

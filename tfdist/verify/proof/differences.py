@@ -144,7 +144,7 @@ def _group(name: str) -> str:
 def _largest(values: Values) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, copies in values.items():
-        if copies[0].dtype.kind == "f":
+        if copies[0].dtype.kind in "fc":
             group = _group(name)
             found[group] = max(found.get(group, 0.0), _most(copies[0]))
     return {name: found.get(name, 0.0) for name in map(_group, values)}
@@ -163,11 +163,14 @@ def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, toleranc
         return (0.0 if same else math.inf), "" if same else "other texts"
     if not value.size:
         return 0.0, ""
-    exact = "f" not in value.dtype.kind + reference.dtype.kind
-    one, other = value.astype(np.float64), reference.astype(np.float64)
+    kinds = {value.dtype.kind, reference.dtype.kind}
+    exact = kinds.isdisjoint("fc")
+    wide = np.complex128 if "c" in kinds else np.float64
+    one, other = value.astype(wide), reference.astype(wide)
     with np.errstate(invalid="ignore"):
         apart = np.abs(one - other)
-    apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, apart)
+    same = value == reference if exact else one == other  # float64 has not all integers
+    apart = np.where(same | (np.isnan(one) & np.isnan(other)), 0.0, np.maximum(apart, 1.0) if exact else apart)
     apart = np.where(np.isnan(apart), math.inf, apart)
     place = np.unravel_index(int(np.argmax(apart)), apart.shape)
     scale = max(_most(other), _FLOOR * of_kind, _LEAST)
@@ -180,7 +183,7 @@ def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, toleranc
 
 def _is_rounding(value: NDArray[Any], reference: NDArray[Any], turned: NDArray[Any], of_kind: float) -> bool:
     """Return whether a value is no farther from one device than another order of the examples makes it."""
-    if value.dtype.kind != "f" or not value.shape == reference.shape == turned.shape:
+    if value.dtype.kind not in "fc" or not value.shape == reference.shape == turned.shape:
         return False
     apart, by_order = (float(np.abs(one - reference).max(initial=0.0)) for one in (value, turned))
     return apart <= min(_ORDERS * by_order, _SMALL * of_kind)

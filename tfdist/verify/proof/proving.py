@@ -159,6 +159,10 @@ def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()
     files = StateFiles.of_all(folder, ONE_DEVICE)[0]
     reference, alone = files.steps(), files.run()
     assert alone is not None
+    made = sum(theirs.batches)
+    if len(alone.epochs) < len(theirs.epochs):
+        made = sum(alone.batches)
+        theirs.leave_out(f"the steps after step {made}: on one device the script made no more")
     differences, largest = compared(workers, reference, alone, tolerance=job.tolerance, turned=turned)
     if turned:
         every, _ = compared(workers, reference, alone, tolerance=job.tolerance)
@@ -203,7 +207,7 @@ def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()
         text=text,
         differences=tuple(differences),
         largest=largest,
-        steps=sum(theirs.batches),
+        steps=made,
         replicas=theirs.replicas,
         workers=theirs.workers,
         compared={kind: len(names) for kind, names in sorted(kinds.items())},
