@@ -51,6 +51,10 @@ def test_three_stages_have_the_numbers_of_one_device_wherever_they_meet(
     assert found == {place: {} for place in found}
 
 
+def test_gradients_go_back_through_complex_values(devices: WorkerPool) -> None:
+    assert cut(devices, "spectra", stages=2, schedule="1f1b", first=2) == {"2": {}}
+
+
 def test_the_stages_of_a_model_within_a_model_are_described(devices: WorkerPool) -> None:
     lines = call_one(devices, "described", of="cut_cases")
     first, second = lines[-2:]

@@ -129,6 +129,15 @@ def open_shapes() -> keras.Model:
     return model
 
 
+def spectra() -> keras.Model:
+    """Complex numbers between two layers."""
+    inputs = keras.Input((6,))
+    x = Open(lambda values: tf.signal.fft(tf.cast(values, tf.complex64)))(layers.Dense(2)(inputs))
+    model = keras.Model(inputs, Open(lambda values: tf.math.real(values) - tf.math.imag(values) ** 2)(x))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
 class Whole(keras.Model):
     """Computes by a call of its own, and stays one call."""
 
@@ -179,6 +188,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Any, Any]] = {
     "masked": (masked, IDS, [SERIES] * 3),
     "noted": (noted, X, Y),
     "open": (open_shapes, X, Y),
+    "spectra": (spectra, X, Y),
     "within": (within, X, Y),
     "masked within": (masked_within, IDS, SERIES),
 }

@@ -19,6 +19,11 @@ from tfdist.parallel.pipeline.division import Division
 from tfdist.training.replica import current_step
 
 
+def is_differentiable(dtype: tf.DType) -> bool:
+    """Return whether gradients of values of a dtype exist."""
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
 @dataclass(frozen=True)
 class Edge:
     """A value, by its number, that one part makes and a later one takes."""
@@ -134,7 +139,7 @@ class Flow:
 
     def has_gradient(self, edge: Edge) -> bool:
         """Return whether a gradient goes back along the edge."""
-        return bool(self.values[edge.number].tensor.dtype.is_floating)
+        return is_differentiable(self.values[edge.number].tensor.dtype)
 
     def run(
         self, part: int, inputs: Sequence[Any], taken: Sequence[tf.Tensor]

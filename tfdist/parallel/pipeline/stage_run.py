@@ -24,7 +24,7 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains, keep_sharded
 from tfdist.parallel.pipeline.division import Division
-from tfdist.parallel.pipeline.flow import Edge, Links
+from tfdist.parallel.pipeline.flow import Edge, Links, is_differentiable
 from tfdist.parallel.pipeline.forward_pass import Given, Made, TracedPass
 from tfdist.parallel.pipeline.micro_batch_updates import Updates
 from tfdist.parallel.pipeline.microbatch import MicroBatch
@@ -224,7 +224,7 @@ class Run:
         if not with_tape:
             return Passed(given, None, compute(given))
         with tf.GradientTape() as tape:
-            tape.watch([one for one in [*given.taken, *given.weights] if one.dtype.is_floating])
+            tape.watch([one for one in [*given.taken, *given.weights] if is_differentiable(one.dtype)])
             return Passed(given, tape, compute(given))
 
     def _compute(self, part: int, microbatch: MicroBatch, with_loss: bool, given: Given) -> Made:
