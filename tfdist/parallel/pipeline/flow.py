@@ -5,6 +5,7 @@ layers say nothing: the forward pass is traced once, in a graph that never runs,
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,8 @@ class Flow:
         self._found: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
         self._moments: list[Moment] = []
         self.results = Moment()
+        # the number of draws from each random generator, by its identity: before each part, and after the last one
+        self._drawn: list[Counter[int]] = []
         self._weights: list[Any] = []
         signature = [None if one is None else tf.TensorSpec(one.shape, one.dtype) for one in inputs]
         given = [one for one in signature if one is not None]
@@ -136,6 +139,10 @@ class Flow:
     def sent(self, part: int) -> list[int]:
         """Return the numbers of the values that a part makes for others, each once."""
         return list(dict.fromkeys(edge.number for edge in self.out_of(part)))
+
+    def draws_before(self, part: int | None) -> Counter[int]:
+        """Return the number of draws from each generator, by its identity, before a part; None: in all parts."""
+        return self._drawn[-1 if part is None else part]
 
     def has_gradient(self, edge: Edge) -> bool:
         """Return whether a gradient goes back along the edge."""
@@ -202,9 +209,10 @@ class Flow:
         stand_ins = [(one, tf.compat.v1.placeholder(one.dtype, one.shape)) for one in _variables(model)]
         self._weights = [stand_in for _, stand_in in stand_ins]
         scope = keras.StatelessScope(state_mapping=stand_ins)
-        with Tracing(rows), scope, graphs.call_of_model(model, training=self._training):
+        with Tracing(rows) as tracing, scope, graphs.call_of_model(model, training=self._training):
             for part in range(division.parts):
                 self._moments.append(self._moment(division.taken_by(part), values))
+                self._drawn.append(Counter(tracing.draws))
                 for place, call in division.places_of(part):
                     made = call.compute(values, training=self._training)
                     for tensor, one in zip(call.makes, made, strict=True):
@@ -214,6 +222,7 @@ class Flow:
                     for tensor in (*call.makes, *call.takes):
                         self._see(values.get(id(tensor)), part, place, (id(tensor), ()), maker)
         self.results = self._moment(division.outputs, values)
+        self._drawn.append(Counter(tracing.draws))
         return []
 
     def _see(self, value: Any, part: int, place: int, where: tuple[int, tuple[str, ...]], maker: str) -> None:
