@@ -138,6 +138,15 @@ def spectra() -> keras.Model:
     return model
 
 
+def stopped() -> keras.Model:
+    """The weights of the first layer have no gradient, so that they do not decay."""
+    inputs = keras.Input((6,))
+    x = Open(tf.stop_gradient)(layers.Dense(3)(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), "mse")
+    return model
+
+
 class Always(layers.Dropout):
     """Draws in evaluations and predictions, too."""
 
@@ -205,6 +214,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Any, Any]] = {
     "noted": (noted, X, Y),
     "open": (open_shapes, X, Y),
     "spectra": (spectra, X, Y),
+    "stopped": (stopped, X, Y),
     "within": (within, X, Y),
     "masked within": (masked_within, IDS, SERIES),
 }

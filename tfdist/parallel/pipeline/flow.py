@@ -123,11 +123,13 @@ class Flow:
         # the number of draws from each random generator, by its identity: before each part, and after the last one
         self._drawn: list[Counter[int]] = []
         self._weights: list[Any] = []
+        self._ends: list[Any] = []  # from which gradients may come
         signature = [None if one is None else tf.TensorSpec(one.shape, one.dtype) for one in inputs]
         given = [one for one in signature if one is not None]
         # the graph that never runs; its inputs are those of the model that are there
         self._function = tf.compat.v1.wrap_function(functools.partial(self._trace, model, signature), given)
         self.edges = self._edges()
+        self._differentiated = _differentiated(self._ends)
         self._wanted = {*(edge.number for edge in self.edges), *self.results.needed}
 
     def into(self, part: int) -> list[Edge]:
@@ -145,8 +147,9 @@ class Flow:
         return self._drawn[-1 if part is None else part]
 
     def has_gradient(self, edge: Edge) -> bool:
-        """Return whether a gradient goes back along the edge."""
-        return is_differentiable(self.values[edge.number].tensor.dtype)
+        """Return whether a gradient may go back along the edge; where none does, weights behind it have none."""
+        tensor = self.values[edge.number].tensor
+        return tf.is_symbolic_tensor(tensor) and tensor.name in self._differentiated
 
     def run(
         self, part: int, inputs: Sequence[Any], taken: Sequence[tf.Tensor]
@@ -208,7 +211,7 @@ class Flow:
         rows = int(given[0].shape[0])
         stand_ins = [(one, tf.compat.v1.placeholder(one.dtype, one.shape)) for one in _variables(model)]
         self._weights = [stand_in for _, stand_in in stand_ins]
-        scope = keras.StatelessScope(state_mapping=stand_ins)
+        scope = keras.StatelessScope(state_mapping=stand_ins, collect_losses=True)
         with Tracing(rows) as tracing, scope, graphs.call_of_model(model, training=self._training):
             for part in range(division.parts):
                 self._moments.append(self._moment(division.taken_by(part), values))
@@ -223,6 +226,7 @@ class Flow:
                         self._see(values.get(id(tensor)), part, place, (id(tensor), ()), maker)
         self.results = self._moment(division.outputs, values)
         self._drawn.append(Counter(tracing.draws))
+        self._ends = [*(self.values[number].tensor for number in self.results.attributes), *scope.losses]
         return []
 
     def _see(self, value: Any, part: int, place: int, where: tuple[int, tuple[str, ...]], maker: str) -> None:
@@ -283,6 +287,18 @@ class Tracing(current_step.Step):
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
         return tensors
+
+
+def _differentiated(ends: Iterable[Any]) -> set[str]:
+    """Return the names of the tensors from which some of the ends are computed, and not by `tf.stop_gradient` alone."""
+    found: set[str] = set()
+    left = [one for one in ends if tf.is_symbolic_tensor(one) and isinstance(one, tf.Tensor)]
+    while left:
+        one = left.pop()
+        if is_differentiable(one.dtype) and one.name not in found:
+            found.add(one.name)
+            left += [] if one.op.type in ("StopGradient", "PreventGradient") else one.op.inputs
+    return found
 
 
 #: the name under which the argument of an activation is found
