@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -115,6 +115,25 @@ def test_the_loss_of_all_parts_is_that_of_keras() -> None:
     for ours, theirs in zip(*found, strict=True):
         tf.debugging.assert_near(ours, theirs, rtol=1e-12, atol=1e-12)
     assert logits(part).best().numpy().tolist() == tf.argmax(part, axis=-1).numpy().tolist()
+
+
+def test_the_loss_is_a_number_where_a_member_has_no_word_that_is_possible() -> None:
+    part, other = tf.fill([2, 3], -np.inf), np.zeros([2, 3], "float32")
+
+    class Members:
+        """The first of two members; the second one has the other logits, and the target."""
+
+        size, place, label = 2, 0, "activations of last/kernel"
+
+        def all(self, mine: tf.Tensor) -> tf.Tensor:
+            return tf.stack([mine, tf.constant([[0.0, 0.0], [3.0, 3.0], [0.0, 0.0]])])
+
+    with tf.GradientTape() as tape:
+        tape.watch(part)
+        loss = Logits(part, cast(Along, Members())).crossentropy(tf.constant([3, 5], tf.int64), tf.float32)
+    wanted = keras.ops.sparse_categorical_crossentropy([3, 5], tf.concat([part, other], axis=1), from_logits=True)
+    tf.debugging.assert_near(loss, wanted)
+    assert not np.any(tape.gradient(loss, part))
 
 
 @pytest.mark.parametrize("target", [-1, 7])

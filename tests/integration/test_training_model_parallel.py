@@ -213,6 +213,7 @@ def test_a_training_goes_on_from_devices_with_processes_and_back(
     [
         ("run_eagerly", ("UnsupportedError", "run_eagerly", "True")),
         ("a loop by hand", ("UnsupportedError", "experimental_distribute_dataset")),
+        ("an absent row", ("InvalidArgumentError", ..., ..., "[0 12)")),
         ("devices", ("ConfigError", "devices", "['CPU:0']")),
         ("size", ("ConfigError", "mesh", "5")),
         ("lamb", ("UnsupportedError", "Lamb", ...)),

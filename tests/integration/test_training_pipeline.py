@@ -108,6 +108,7 @@ def test_a_training_goes_on_with_stages_on_devices_of_a_process(alone: WorkerPoo
         ("devices", ("ConfigError", "stages", "3")),
         ("other devices", ("ConfigError", "replicas_per_worker", "1")),
         ("one optimizer", ("UnsupportedError", "schedule", "pipedream")),
+        ("shared state", ("UnsupportedError", "norm/moving_mean")),
     ],
 )
 def test_what_devices_of_a_process_cannot_be_is_refused(

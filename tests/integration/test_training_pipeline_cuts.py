@@ -51,6 +51,19 @@ def test_three_stages_have_the_numbers_of_one_device_wherever_they_meet(
     assert found == {place: {} for place in found}
 
 
+def test_gradients_go_back_through_complex_values(devices: WorkerPool) -> None:
+    assert cut(devices, "spectra", stages=2, schedule="1f1b", first=2) == {"2": {}}
+
+
+def test_a_gradient_that_a_later_part_stops_is_none_and_no_zeros(devices: WorkerPool) -> None:
+    assert cut(devices, "stopped", stages=2, schedule="1f1b") == {"1": {}, "2": {}}
+
+
+def test_parts_that_share_a_layer_draw_the_numbers_of_one_device_one_after_the_other(devices: WorkerPool) -> None:
+    found = cut(devices, "noisy", stages=2, schedule="1f1b", first=3, microbatches=1, evaluates=True)
+    assert found == {"3": {}}
+
+
 def test_the_stages_of_a_model_within_a_model_are_described(devices: WorkerPool) -> None:
     lines = call_one(devices, "described", of="cut_cases")
     first, second = lines[-2:]

@@ -1,5 +1,6 @@
 """The store by which workers find each other: what Horovod's gloo asks of it, and what it must not do."""
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -48,6 +49,17 @@ def test_it_answers_where_no_thread_starts_any_more(store: Store, monkeypatch: p
     store.put("causes", "first", b"worker 1 was killed")
     monkeypatch.setattr(threading.Thread, "start", refused)
     assert store.get("causes", "first") == b"worker 1 was killed"
+
+
+def test_many_workers_connect_at_once(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)  # so that the first one, which says nothing, holds it up
+    host, port = server.address.rsplit(":", 1)
+    with contextlib.ExitStack() as held:
+        for _ in range(64):
+            held.enter_context(socket.create_connection((host, int(port)), timeout=0.9))
 
 
 def test_the_last_value_holds(store: Store) -> None:

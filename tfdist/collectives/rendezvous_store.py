@@ -108,6 +108,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     # a job that starts again at once must get its port
     allow_reuse_address = True
+    # all workers of a job may connect at once; of more than the 5 of the standard library some would wait for seconds
+    request_queue_size = 4096
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -129,6 +129,39 @@ def open_shapes() -> keras.Model:
     return model
 
 
+def spectra() -> keras.Model:
+    """Complex numbers between two layers."""
+    inputs = keras.Input((6,))
+    x = Open(lambda values: tf.signal.fft(tf.cast(values, tf.complex64)))(layers.Dense(2)(inputs))
+    model = keras.Model(inputs, Open(lambda values: tf.math.real(values) - tf.math.imag(values) ** 2)(x))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def stopped() -> keras.Model:
+    """The weights of the first layer have no gradient, so that they do not decay."""
+    inputs = keras.Input((6,))
+    x = Open(tf.stop_gradient)(layers.Dense(3)(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), "mse")
+    return model
+
+
+class Always(layers.Dropout):
+    """Draws in evaluations and predictions, too."""
+
+    def call(self, x: Any) -> Any:
+        return super().call(x, training=True)
+
+
+def noisy() -> keras.Model:
+    """Both parts call a layer that draws."""
+    inputs, noise = keras.Input((6,)), Always(0.5, seed=5)
+    model = keras.Model(inputs, noise(layers.Dense(2)(noise(layers.Dense(8)(inputs)))))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
 class Whole(keras.Model):
     """Computes by a call of its own, and stays one call."""
 
@@ -177,8 +210,11 @@ def masked_within() -> keras.Model:
 MODELS: dict[str, tuple[Callable[[], keras.Model], Any, Any]] = {
     "heads": (heads, X, [np.arange(ROWS), np.arange(ROWS)[:, None] % 2, np.eye(3)[np.arange(ROWS) % 3], Y]),
     "masked": (masked, IDS, [SERIES] * 3),
+    "noisy": (noisy, X, Y),
     "noted": (noted, X, Y),
     "open": (open_shapes, X, Y),
+    "spectra": (spectra, X, Y),
+    "stopped": (stopped, X, Y),
     "within": (within, X, Y),
     "masked within": (masked_within, IDS, SERIES),
 }
@@ -205,7 +241,9 @@ def names(name: str) -> list[str]:
     return [call.name for call in nested_models.flattened(graph_of(made(name)[0])).calls]
 
 
-def cut(name: str, *, stages: int, schedule: str, evaluates: bool = False, first: int = 1) -> dict[str, Any]:
+def cut(
+    name: str, *, stages: int, schedule: str, evaluates: bool = False, first: int = 1, microbatches: int = 2
+) -> dict[str, Any]:
     """Train a model in stages, cut at each place from the first one on, and return what is far from one device.
 
     A third stage begins with the call behind the one with which the second begins. If asked to, a model that is cut at
@@ -213,25 +251,24 @@ def cut(name: str, *, stages: int, schedule: str, evaluates: bool = False, first
     """
     wanted = trained(*made(name), evaluates=evaluates)
     places = range(first, len(names(name)) - stages + 2)
+    options: dict[str, Any] = {"schedule": schedule, "microbatches": microbatches}
     return {
         str(place): _far(
-            name, range(place, place + stages - 1), wanted, schedule=schedule, evaluates=evaluates and place == first
+            name, range(place, place + stages - 1), wanted, evaluates=evaluates and place == first, **options
         )
         for place in places
     }
 
 
 def _far(
-    name: str, places: Sequence[int], wanted: dict[str, np.ndarray], *, schedule: str, evaluates: bool
+    name: str, places: Sequence[int], wanted: dict[str, np.ndarray], *, evaluates: bool, **options: Any
 ) -> dict[str, float]:
     def begin(model: keras.Model, parts: int) -> list[str]:
         calls = nested_models.flattened(graph_of(model)).calls
         return [calls[place].name for place in places]
 
     count = len(places) + 1
-    with PipelineStrategy(
-        mesh={"pipeline": count}, replicas_per_worker=count, stages=begin, microbatches=2, schedule=schedule
-    ).scope():
+    with PipelineStrategy(mesh={"pipeline": count}, replicas_per_worker=count, stages=begin, **options).scope():
         model, x, y = made(name)
     found = trained(model, x, y, evaluates=evaluates)
     assert found.keys() == {key for key in wanted if evaluates or not key.startswith(("val_", "predicted"))}

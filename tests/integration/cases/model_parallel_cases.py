@@ -361,7 +361,7 @@ def digests_with_dropout(mesh: str) -> list[float]:
 
 def refused(kind: str, mesh: str) -> list[Any]:
     """Return the report of the error for what cannot be."""
-    return refusal_fields.met(lambda: _REFUSED[kind](mesh), errors.TfdistError)
+    return refusal_fields.met(lambda: _REFUSED[kind](mesh), errors.TfdistError, tf.errors.InvalidArgumentError)
 
 
 def _no_match(mesh: str) -> None:
@@ -419,6 +419,11 @@ def _by_hand(mesh: str) -> None:
     strategy(mesh).experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(X).batch(6))
 
 
+def _no_row(mesh: str) -> None:
+    with strategy(mesh, layouts="table rows").scope():
+        keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(12, 6)]).predict(IDS + 7, verbose=0)
+
+
 def _nothing(_: Any) -> None:
     pass
 
@@ -434,6 +439,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "jit_compile": _jit,
     "run_eagerly": _eagerly,
     "a loop by hand": _by_hand,
+    "an absent row": _no_row,
     "devices": lambda mesh: _nothing(ModelParallelStrategy(mesh=mesh, devices=["CPU:0"])),
     "divided": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=4")),
     "size": lambda mesh: _nothing(ModelParallelStrategy(mesh="batch=1,model=5")),

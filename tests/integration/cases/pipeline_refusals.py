@@ -156,6 +156,14 @@ def _unlike_rows(mesh: str) -> None:
     model.fit(tf.data.Dataset.from_tensors((given, Y)), verbose=0)
 
 
+def _shared_state(mesh: str) -> None:
+    with PipelineStrategy(mesh=mesh, stages=["second"]).scope():
+        inputs, norm = keras.Input((6,)), keras.layers.BatchNormalization(name="norm")
+        model = keras.Model(inputs, keras.layers.Dense(2)(norm(keras.layers.Dense(6, name="second")(norm(inputs)))))
+        model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+
+
 _REFUSED: dict[str, Callable[[str], None]] = {
     "subclassed": _fit(Subclassed),
     "own call": _fit(lambda: OwnCall([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
@@ -178,6 +186,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "unlike rows": _unlike_rows,
     "mask": _fit(_masked_by_values),
     "sizes": _of_values,
+    "shared state": _shared_state,
     "own weight": _fit(lambda: keras.Sequential([keras.Input((6,)), _normalized(), keras.layers.Dense(2)])),
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),

@@ -213,7 +213,8 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
         found_rows = along.gathered(sharded_variable.rows_of_part(weight, ids), ids.shape.rank)
     else:
         begin, end = sharding.bounds[0]
-        is_mine = (ids >= begin) & (ids < end)
+        with tf.control_dependencies(_known(ids, sharding)):
+            is_mine = (ids >= begin) & (ids < end)
         places = tf.where(is_mine, ids - begin, tf.zeros_like(ids))
         if [kind for _, kind in sparse_rows.parts(ids)] == [sparse_rows.RowKind.DISTINCT]:
             places = sparse_rows.marked(places, sparse_rows.RowKind.DISTINCT)  # the others' rows are zeros
@@ -222,6 +223,17 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
         is_scattering = keep_sharded.is_among(layer, "scattering")
         found_rows = along.scattered(summands, SEQUENCE) if is_scattering else along.summed(summands)
     return keras.ops.cast(found_rows, layer.compute_dtype)
+
+
+def _known(ids: tf.Tensor, sharding: MeshLayout) -> list[tf.Operation]:
+    """Return an operation that fails if a table does not have a row, of which no member would have anything else."""
+    rows = sharding.shape[0]
+    known = tf.debugging.Assert(
+        tf.reduce_all((ids >= 0) & (ids < rows)),
+        [f"a number of a row is not in [0 {rows}), the rows of {sharding.label}; the numbers are", ids],
+        summarize=8,
+    )
+    return [] if known is None else [known]
 
 
 #: the function that computes with a part of a layer, by the layer's class

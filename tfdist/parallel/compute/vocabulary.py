@@ -9,6 +9,7 @@ Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Langua
 2019; there the maxima and the sums are reduced one after the other, here gathered at once.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,9 @@ class Logits:
         @tf.custom_gradient
         def loss(part: tf.Tensor) -> Any:
             highest = tf.reduce_max(part, axis=-1)
-            total = tf.reduce_sum(tf.exp(part - highest[..., tf.newaxis]), axis=-1)
+            # a member may have nothing but words of probability 0, and -inf less itself is no number
+            beside = tf.where(highest == -math.inf, tf.zeros_like(highest), highest)
+            total = tf.reduce_sum(tf.exp(part - beside[..., tf.newaxis]), axis=-1)
             at_target = tf.where(is_mine, tf.gather(part, own, axis=-1, batch_dims=own.shape.rank), 0)
             found = self.along.all(tf.stack([highest, total, at_target]))
             top = tf.reduce_max(found[:, 0], axis=0)

@@ -5,6 +5,7 @@ layers say nothing: the forward pass is traced once, in a graph that never runs,
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,11 @@ from tfdist.compat.keras.symbolic import graphs, tensor_attributes
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
 from tfdist.training.replica import current_step
+
+
+def is_differentiable(dtype: tf.DType) -> bool:
+    """Return whether gradients of values of a dtype exist."""
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
 @dataclass(frozen=True)
@@ -114,12 +120,16 @@ class Flow:
         self._found: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
         self._moments: list[Moment] = []
         self.results = Moment()
+        # the number of draws from each random generator, by its identity: before each part, and after the last one
+        self._drawn: list[Counter[int]] = []
         self._weights: list[Any] = []
+        self._ends: list[Any] = []  # from which gradients may come
         signature = [None if one is None else tf.TensorSpec(one.shape, one.dtype) for one in inputs]
         given = [one for one in signature if one is not None]
         # the graph that never runs; its inputs are those of the model that are there
         self._function = tf.compat.v1.wrap_function(functools.partial(self._trace, model, signature), given)
         self.edges = self._edges()
+        self._differentiated = _differentiated(self._ends)
         self._wanted = {*(edge.number for edge in self.edges), *self.results.needed}
 
     def into(self, part: int) -> list[Edge]:
@@ -132,9 +142,14 @@ class Flow:
         """Return the numbers of the values that a part makes for others, each once."""
         return list(dict.fromkeys(edge.number for edge in self.out_of(part)))
 
+    def draws_before(self, part: int | None) -> Counter[int]:
+        """Return the number of draws from each generator, by its identity, before a part; None: in all parts."""
+        return self._drawn[-1 if part is None else part]
+
     def has_gradient(self, edge: Edge) -> bool:
-        """Return whether a gradient goes back along the edge."""
-        return bool(self.values[edge.number].tensor.dtype.is_floating)
+        """Return whether a gradient may go back along the edge; where none does, weights behind it have none."""
+        tensor = self.values[edge.number].tensor
+        return tf.is_symbolic_tensor(tensor) and tensor.name in self._differentiated
 
     def run(
         self, part: int, inputs: Sequence[Any], taken: Sequence[tf.Tensor]
@@ -196,10 +211,11 @@ class Flow:
         rows = int(given[0].shape[0])
         stand_ins = [(one, tf.compat.v1.placeholder(one.dtype, one.shape)) for one in _variables(model)]
         self._weights = [stand_in for _, stand_in in stand_ins]
-        scope = keras.StatelessScope(state_mapping=stand_ins)
-        with Tracing(rows), scope, graphs.call_of_model(model, training=self._training):
+        scope = keras.StatelessScope(state_mapping=stand_ins, collect_losses=True)
+        with Tracing(rows) as tracing, scope, graphs.call_of_model(model, training=self._training):
             for part in range(division.parts):
                 self._moments.append(self._moment(division.taken_by(part), values))
+                self._drawn.append(Counter(tracing.draws))
                 for place, call in division.places_of(part):
                     made = call.compute(values, training=self._training)
                     for tensor, one in zip(call.makes, made, strict=True):
@@ -209,6 +225,8 @@ class Flow:
                     for tensor in (*call.makes, *call.takes):
                         self._see(values.get(id(tensor)), part, place, (id(tensor), ()), maker)
         self.results = self._moment(division.outputs, values)
+        self._drawn.append(Counter(tracing.draws))
+        self._ends = [*(self.values[number].tensor for number in self.results.attributes), *scope.losses]
         return []
 
     def _see(self, value: Any, part: int, place: int, where: tuple[int, tuple[str, ...]], maker: str) -> None:
@@ -269,6 +287,18 @@ class Tracing(current_step.Step):
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
         return tensors
+
+
+def _differentiated(ends: Iterable[Any]) -> set[str]:
+    """Return the names of the tensors from which some of the ends are computed, and not by `tf.stop_gradient` alone."""
+    found: set[str] = set()
+    left = [one for one in ends if tf.is_symbolic_tensor(one) and isinstance(one, tf.Tensor)]
+    while left:
+        one = left.pop()
+        if is_differentiable(one.dtype) and one.name not in found:
+            found.add(one.name)
+            left += [] if one.op.type in ("StopGradient", "PreventGradient") else one.op.inputs
+    return found
 
 
 #: the name under which the argument of an activation is found

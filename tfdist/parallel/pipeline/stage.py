@@ -136,7 +136,7 @@ class StageStep:
         with current:
             if not schedule.updates_each:
                 self._update(found, told, current)
-            self._apply_draws(told)
+            self._apply_draws(told.draws)
             return self._logs(data, found, told, totals, microbatches)
 
     def _needs_whole_batch(self, data: Any) -> bool:
@@ -183,6 +183,7 @@ class StageStep:
         found, told = self._passed(passes)
         with current:
             found.added = self._with_regularizers(found, current, with_gradients=False)
+            self._apply_draws(self._draws_in(microbatches))
             return self._logs(data, found, told, totals, microbatches)
 
     def predict(self, data: Any, global_rows: int) -> Any:
@@ -193,6 +194,7 @@ class StageStep:
             found = self._run("predict", microbatches, training=False).predict(
                 self._forwards(len(microbatches)), with_loss=False
             )
+        self._apply_draws(self._draws_in(microbatches))
         outputs = self._known_to_all(found, microbatches)
         rows = self._rows(global_rows)
         return batch_rows.slice_rows(
@@ -411,9 +413,13 @@ class StageStep:
             for variable, value in [*floats, *rest]:
                 variable.assign(value)
 
-    def _apply_draws(self, told: Told) -> None:
+    def _draws_in(self, microbatches: Sequence[MicroBatch]) -> list[int]:
+        drawn = microbatches[0].flow.draws_before(None)
+        return [drawn[id(one)] for one in self._generators()]
+
+    def _apply_draws(self, draws: Sequence[int]) -> None:
         """Move each generator on all stages to its position after a forward pass through the whole model."""
-        for generator, count in zip(self._generators(), told.draws, strict=True):
+        for generator, count in zip(self._generators(), draws, strict=True):
             if count:
                 state = generator.state
                 state.assign(tf.convert_to_tensor(state.value) + tf.constant([0, count], tf.as_dtype(state.dtype)))

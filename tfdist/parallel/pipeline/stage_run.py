@@ -24,7 +24,7 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains, keep_sharded
 from tfdist.parallel.pipeline.division import Division
-from tfdist.parallel.pipeline.flow import Edge, Links
+from tfdist.parallel.pipeline.flow import Edge, Flow, Links, is_differentiable
 from tfdist.parallel.pipeline.forward_pass import Given, Made, TracedPass
 from tfdist.parallel.pipeline.micro_batch_updates import Updates
 from tfdist.parallel.pipeline.microbatch import MicroBatch
@@ -99,6 +99,7 @@ class Run:
         self._passed: dict[Work, Passed] = {}
         self._received: dict[Work, dict[Edge, tf.Tensor]] = {}
         self._traced: dict[tuple[int, int, bool], TracedPass] = {}
+        self._changing: dict[int, int] = {}  # the part that changes a variable, by the variable's identity
         self._weights = self._trainable()
         self._seeds = {id(one.state) for one in [*keras_variables.seed_generators(model), unseeded]}
         self.found = Found()
@@ -224,13 +225,13 @@ class Run:
         if not with_tape:
             return Passed(given, None, compute(given))
         with tf.GradientTape() as tape:
-            tape.watch([one for one in [*given.taken, *given.weights] if one.dtype.is_floating])
+            tape.watch([one for one in [*given.taken, *given.weights] if is_differentiable(one.dtype)])
             return Passed(given, tape, compute(given))
 
     def _compute(self, part: int, microbatch: MicroBatch, with_loss: bool, given: Given) -> Made:
         flow, graph = microbatch.flow, self._division.graph
         weights = list(zip(self._weights[part], given.weights, strict=True)) if given.weights else []
-        beginnings = [*self._beginnings(part), *weights]
+        beginnings = [*self._beginnings(part, flow), *weights]
         scope = stateless_scope.Updates(state_mapping=beginnings, collect_losses=True)
         with microbatch.step(given.index) as current:
             inside = graphs.call_of_model(self._model, training=self._training)
@@ -269,6 +270,7 @@ class Run:
             return
         for variable, value in zip(made.changed, made.states, strict=True):
             if self._updates is None:
+                self._require_one_part(variable, self._part(work))
                 self._note_state(variable, value, microbatch)
             else:
                 variable.assign(value)
@@ -292,6 +294,15 @@ class Run:
                 )
         return [one for one in changed if id(one) not in self._seeds]
 
+    def _require_one_part(self, variable: keras.Variable, part: int) -> None:
+        """Raise if several parts here change a variable: none would begin with what an earlier one has made of it."""
+        if self._changing.setdefault(id(variable), part) != part:
+            raise UnsupportedError(
+                f"the variable {variable.path!r} (shape {tuple(variable.shape)}) changes in a forward pass, in several "
+                "parts of the model, which call its layer. Let one part call it (stages=), or a layer for each call.",
+                name=variable.path,
+            )
+
     def _note_state(self, variable: keras.Variable, value: tf.Tensor, microbatch: MicroBatch) -> None:
         """Record a variable that a layer has changed; each micro-batch begins with the step's first value."""
         if not tf.as_dtype(variable.dtype).is_floating:
@@ -302,13 +313,20 @@ class Run:
             summed = self.found.states[id(variable)][1] + summed
         self.found.states[id(variable)] = (variable, summed)
 
-    def _beginnings(self, part: int) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Move the generator that all layers share to its position at the beginning of this part."""
-        if part == 0:
-            return []
-        state = self._unseeded.state
-        moved = tf.convert_to_tensor(state.value) + tf.constant([0, _FAR * part], tf.as_dtype(state.dtype))
-        return [(state, moved)]
+    def _beginnings(self, part: int, flow: Flow) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Move random generators to their positions at the beginning of this part.
+
+        That of a layer is where earlier parts leave it. That which all layers share is far from them.
+        """
+        drawn = flow.draws_before(part)
+        counts = [(one, drawn[id(one)]) for one in keras_variables.seed_generators(self._model)]
+        found = []
+        for generator, count in (*counts, (self._unseeded, _FAR * part)):
+            if count:
+                state = generator.state
+                moved = tf.convert_to_tensor(state.value) + tf.constant([0, count], tf.as_dtype(state.dtype))
+                found.append((state, moved))
+        return found
 
     @functools.cached_property
     def _kept(self) -> keep_sharded.Kept:
