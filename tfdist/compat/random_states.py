@@ -35,6 +35,12 @@ def seed_the_unseeded(seed: int) -> None:
     vars(eager)[_AGREED] = seed
 
 
+def is_seeded() -> bool:
+    """Return whether the script has set a seed, and not only the workers among themselves."""
+    eager = _eager()
+    return global_seed() is not None and (eager is None or _AGREED not in vars(eager))
+
+
 def seed_of_shuffles() -> int | None:
     """Return the seed from which shuffles without one of their own draw: the script's or an agreed one, or None."""
     seed, eager = global_seed(), _eager()

@@ -143,7 +143,7 @@ class BackupSession(keras.callbacks.Callback):
         faults.at("restore", self._found.state["steps"])
         state = self._found.state
         digests = self._workers.gather([self._input.remember()])
-        if self._workers.is_chief and random_states.global_seed() is not None and (digests != digests[0]).any():
+        if self._workers.is_chief and random_states.is_seeded() and (digests != digests[0]).any():
             _logger.warning(
                 "When fit began, workers had different states of numpy.random or random. A backup has the chief's "
                 "alone, so from now on all draw the same numbers. Where they should differ, draw from a "
