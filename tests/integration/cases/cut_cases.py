@@ -148,10 +148,10 @@ def stopped() -> keras.Model:
 
 
 class Always(layers.Dropout):
-    """Draws in evaluations and predictions, too."""
+    """Draws in evaluations and predictions, too: numbers of its own, and those that all layers share."""
 
     def call(self, x: Any) -> Any:
-        return super().call(x, training=True)
+        return super().call(x, training=True) + keras.random.normal(keras.ops.shape(x))
 
 
 def noisy() -> keras.Model:

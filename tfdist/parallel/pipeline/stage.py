@@ -148,6 +148,7 @@ class StageStep:
         return self._compares_rows() or bool(self._comparing) or whole is not None
 
     def _compares_rows(self) -> bool:
+        replica_step.adapt(self._model, self._unseeded)  # layers that are tried may draw, too
         whole_batches.require_rows_apart(self._division, self._pipe.replicas)
         return bool(whole_batches.comparing_call(self._division))
 
@@ -421,8 +422,7 @@ class StageStep:
         """Move each generator on all stages to its position after a forward pass through the whole model."""
         for generator, count in zip(self._generators(), draws, strict=True):
             if count:
-                state = generator.state
-                state.assign(tf.convert_to_tensor(state.value) + tf.constant([0, count], tf.as_dtype(state.dtype)))
+                generator.state.assign(stage_run.moved(generator, count, is_shared=generator is self._unseeded))
 
     def _logs(
         self, data: Any, found: Found, told: Told, totals: replica_metrics.Totals, microbatches: list[MicroBatch]

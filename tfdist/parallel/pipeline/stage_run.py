@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer, keras_variables, stateless_scope
+from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, stateless_scope
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
@@ -30,9 +30,6 @@ from tfdist.parallel.pipeline.micro_batch_updates import Updates
 from tfdist.parallel.pipeline.microbatch import MicroBatch
 from tfdist.parallel.pipeline.stage_gradients import Accumulated
 from tfdist.planner.schedules.schedule_table import Work
-
-#: what draws of a generator that all layers share, where it begins for each part of the model
-_FAR = 1_000_003
 
 
 @dataclass
@@ -314,19 +311,13 @@ class Run:
         self.found.states[id(variable)] = (variable, summed)
 
     def _beginnings(self, part: int, flow: Flow) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Move random generators to their positions at the beginning of this part.
-
-        That of a layer is where earlier parts leave it. That which all layers share is far from them.
-        """
-        drawn = flow.draws_before(part)
-        counts = [(one, drawn[id(one)]) for one in keras_variables.seed_generators(self._model)]
-        found = []
-        for generator, count in (*counts, (self._unseeded, _FAR * part)):
-            if count:
-                state = generator.state
-                moved = tf.convert_to_tensor(state.value) + tf.constant([0, count], tf.as_dtype(state.dtype))
-                found.append((state, moved))
-        return found
+        """Move random generators to their positions at the beginning of this part, where earlier parts leave them."""
+        drawn, shared = flow.draws_before(part), self._unseeded
+        return [
+            (one.state, moved(one, drawn[id(one)], is_shared=one is shared))
+            for one in [*keras_variables.seed_generators(self._model), shared]
+            if drawn[id(one)]
+        ]
 
     @functools.cached_property
     def _kept(self) -> keep_sharded.Kept:
@@ -354,6 +345,15 @@ def _of_shape(gradient: Any, weight: keras.Variable) -> Any:
         shape = tuple(weight.shape) if sharding is None else sharding.local_shape
         return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape))
     return gradient
+
+
+def moved(generator: Any, count: int, *, is_shared: bool) -> tf.Tensor:
+    """Return the state of a random generator after some draws; that which all layers share draws without an order."""
+    state = generator.state
+    with keras.StatelessScope([(state, tf.convert_to_tensor(state.value))], initialize_variables=False) as scope:
+        for _ in range(count):
+            layer_methods.own_next(generator, not is_shared)
+    return tf.convert_to_tensor(scope.get_current_value(state))
 
 
 def local(model: keras.Model) -> AbstractContextManager[None]:
