@@ -28,6 +28,6 @@ def test_the_chiefs_host_is_lost_twice_the_second_time_for_good_and_one_step_at_
     assert ["connection to host one" in text for text in failures] == [True, True]
     resumed = [event for event in events if event["event"] == "stepping"][1:]
     assert [event["source"] for event in resumed] == ["another host's memory"] * 2
-    for event, done in zip(resumed, (3, 5), strict=True):
+    for event, least in zip(resumed, (2, 3), strict=True):  # it died before the third step, and before the fifth
         assert event["lost"] <= 1
-        assert event["resumed"] >= done - 1
+        assert event["resumed"] >= least
