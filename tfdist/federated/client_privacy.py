@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from tfdist.federated.client_update import Arrays, Update, require_alike
 from tfdist.privacy import accounting
 from tfdist.privacy.accounting import NoisySteps
 from tfdist.privacy.budget import Budget
-from tfdist.storage.files import make_directory, sync_directory
+from tfdist.storage.files import write_durably
 
 KEY_FILE = "privacy_key"
 _HINT = "Run fewer rounds, or say before the first run how many there will be: ClientPrivacy(rounds=...)."
@@ -204,7 +203,7 @@ class PrivateRounds:
         if self._secrets.round < number:
             self._secrets = replace(self._secrets, noise=self._new_secret("noise"), round=number)
             if self._file is not None:
-                _write_secret(self._file, self._secrets.to_json())
+                write_durably(self._file, self._secrets.to_json(), mode=0o600)
 
     @property
     def salt(self) -> str:
@@ -248,18 +247,6 @@ class PrivateRounds:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.budget = self.budget.restored(state)
         self.noise_multiplier = validation.number("noise_multiplier", state["noise_multiplier"], minimum=0.0)
-
-
-def _write_secret(path: Path, text: str) -> None:
-    """Write a secret to the disk before anything depends on it."""
-    make_directory(path.parent)
-    part = path.with_suffix(".part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_directory(path.parent)
 
 
 class ClippedSum:

@@ -83,15 +83,36 @@ def temporary_name(name: str) -> str:
     return f".{name}.{secrets.token_hex(8)}.tmp"
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a local file whole or not at all, by another name first; readers see the old file or the new one."""
     temporary = path.with_name(temporary_name(path.name))
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_durably(path: Path, text: str, *, mode: int) -> None:
+    """Write a local file to the disk, whole or not at all, before anything depends on it.
+
+    What a killed attempt has left is replaced, so that no secret stays under another name.
+    """
+    make_directory(path.parent)
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def is_temporary(name: str) -> bool:

@@ -8,7 +8,6 @@ only these clients; clients accept only this certificate, and in a secure sum on
 import datetime
 import hashlib
 import json
-import os
 import re
 import ssl
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tfdist.errors import ConfigError, MissingFileError
-from tfdist.storage.files import make_directory, sync_directory
+from tfdist.storage.files import write_durably
 
 SERVER_FILE = "server.key"
 LIST_FILE = "federation.json"
@@ -185,20 +184,8 @@ def _checked_public(name: str, public: bytes) -> bytes:
 
 def _write(path: Path, content: Mapping[str, Any], *, secret: bool) -> None:
     """Write a file durably: others are told the key at once, and it cannot be made again."""
-    make_directory(path.parent)
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps({"format": _FORMAT, **content}, indent=2) + "\n")
-            file.flush()
-            os.fsync(descriptor)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    text = json.dumps({"format": _FORMAT, **content}, indent=2) + "\n"
+    write_durably(path, text, mode=0o600 if secret else 0o644)
 
 
 def _read(path: Path, *fields: str, secret: bool) -> dict[str, Any]:

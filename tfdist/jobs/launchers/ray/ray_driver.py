@@ -20,6 +20,7 @@ from tfdist.errors import TfdistError
 from tfdist.jobs.connecting.wire import Wire, WireError
 from tfdist.jobs.launchers.ray import ray_bundle
 from tfdist.jobs.plan.host_plan import NoRoomError, resources_in_words, room, too_few
+from tfdist.storage.files import write_whole
 from tfdist.variables import CALL_FOLDER
 
 WAIT_SECONDS = 600.0  # default wait for resources that other jobs use
@@ -200,7 +201,7 @@ def _end_of(one: Any, address: str, call: tuple[str, str] | None) -> tuple[str, 
         return _lost(address, error), True
     if call is not None and back is not None:
         try:
-            _write_whole(Path(call[1]), back)
+            write_whole(Path(call[1]), back)
         except OSError as error:
             lines = [*lines, f"its result cannot be written ({error})"]
     return "\n".join([f"the agent of host {address} has ended with {code}", *lines]), False
@@ -209,16 +210,6 @@ def _end_of(one: Any, address: str, call: tuple[str, str] | None) -> tuple[str, 
 def _lost(address: str, error: Exception) -> str:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"Ray has lost the actor on {address}: {line}"
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file under another name first: what exists is read as a result."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def connect(address: str) -> None:
