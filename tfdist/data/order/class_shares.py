@@ -50,8 +50,8 @@ class Balanced:
         positions = np.asarray(positions, np.int64) + epoch * self.examples
         cycle = positions // count
         kind = np.empty_like(positions)
-        for number, here in _alike(cycle):
-            kind[here] = Permutation(count, "slots", seed, number)(positions[here] - number * count)
+        for number, here in places_of(cycle):
+            kind[here] = Permutation(count, "slots", seed, int(number))(positions[here] - number * count)
         return self._classes.taken(seed, kind, cycle)
 
 
@@ -87,8 +87,7 @@ class Weighted:
         positions = np.asarray(positions, np.int64)
         kind, turn = np.empty_like(positions), np.empty_like(positions)
         window = ((positions + 1) * self._windows - 1) // self.examples  # the inverse of `_begin`
-        for number in np.unique(window):
-            here = window == number
+        for number, here in places_of(window):
             begin = self._begin(int(number))
             kinds, turns = self._window(seed, epoch, int(number))
             kind[here], turn[here] = kinds[positions[here] - begin], turns[positions[here] - begin]
@@ -124,24 +123,25 @@ class _Classes:
     def taken(self, seed: int, kind: Ids, turn: Ids) -> Ids:
         """The example that each class has at its turn: all of them in a random order, then in another one."""
         found = np.empty_like(turn)
-        order = np.argsort(kind, kind="stable")
-        kinds, begins = np.unique(kind[order], return_index=True)
-        for which, here in zip(kinds.tolist(), np.split(order, begins[1:]), strict=bool(kind.size)):
+        for which, here in places_of(kind):
             members = self._members[which]
             lap, place = turn[here] // len(members), turn[here] % len(members)
             inside = np.empty_like(place)
-            for number, now in _alike(lap):
-                inside[now] = Permutation(len(members), "class", seed, which, number)(place[now])
+            for number, now in places_of(lap):
+                inside[now] = Permutation(len(members), "class", seed, int(which), int(number))(place[now])
             found[here] = members[inside]
         return found
 
 
-def _alike(numbers: Ids) -> Iterator[tuple[int, Ids]]:
-    """Yield each number that occurs, and its places; a search for each would take the square of the time."""
-    order = np.argsort(numbers, kind="stable")
-    found, begins = np.unique(numbers[order], return_index=True)
+def places_of(values: NDArray[Any]) -> Iterator[tuple[Any, NDArray[np.intp]]]:
+    """Yield each value that occurs, in order, and its places; a search for each would take the square of the time.
+
+    NaN is one value, although it is equal to none.
+    """
+    order = np.argsort(values, kind="stable")
+    found, begins = np.unique(values[order], return_index=True)
     bounds = itertools.pairwise([*begins.tolist(), len(order)])
-    yield from zip(found.tolist(), (order[begin:end] for begin, end in bounds), strict=True)
+    yield from zip(found, (order[begin:end] for begin, end in bounds), strict=True)
 
 
 def met_of(levels: Levels, positions: int | Ids, *key: int | str) -> Ids:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.order.class_shares import places_of
 from tfdist.errors import ConfigError
 
 _Arrays = tuple[NDArray[Any], ...]
@@ -62,7 +63,7 @@ def split_dirichlet(
     kinds = _one_per_row("labels", labels, rows)
     generator = np.random.default_rng(seed)
     parts = [list[int]() for _ in range(clients)]
-    for _, rows_of_kind in _grouped(kinds):
+    for _, rows_of_kind in places_of(kinds):
         members = generator.permutation(rows_of_kind)
         shares = generator.dirichlet(np.full(clients, alpha))
         ends = np.round(np.cumsum(shares) * len(members)).astype(int)
@@ -92,18 +93,11 @@ def split_by(arrays: Sequence[Any], feature: Any) -> dict[str, _Arrays]:
     """
     found, rows = _checked(arrays, 1)
     values = _one_per_row("feature", feature, rows)
-    groups = _grouped(values)
+    groups = list(places_of(values))
     names = [one.decode() if isinstance(one, bytes) else str(one) for one, _ in groups]
     if len(set(names)) < len(names):
         raise ConfigError("two values of the feature have the same text.", name="feature", received=names)
     return {name: tuple(array[mine] for array in found) for name, (_, mine) in zip(names, groups, strict=True)}
-
-
-def _grouped(values: NDArray[Any]) -> list[tuple[Any, NDArray[np.intp]]]:
-    """Return each value with the rows that have it, in order; one pass for all, and NaN is one value, equal to none."""
-    kinds, place = np.unique(values, return_inverse=True)
-    order = np.argsort(place.reshape(-1), kind="stable")
-    return list(zip(kinds, np.split(order, np.cumsum(np.bincount(place.reshape(-1)))[:-1]), strict=True))
 
 
 def _checked(arrays: Sequence[Any], clients: int, minimum: int = 1) -> tuple[_Arrays, int]:
