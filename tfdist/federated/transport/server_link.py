@@ -123,19 +123,17 @@ class ServerLink:
                         f"({reason_of(error)}). Check that it runs, and that this machine can connect to it.",
                         name="--server",
                     ) from error
-                self._told(f"no connection to {self.address} ({reason_of(error)}); next try in {pause:.1f} s")
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # not all clients at once
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-                continue
-            self._told(f"connected to {self.address} as {self._key.name}")
-            begun = loop.time()
-            reason = await self._receive(stream)
-            lost = loop.time()
-            if lost - begun > self._silence_seconds:
-                pause = _FIRST_PAUSE_SECONDS
+                what = f"no connection to {self.address} ({reason_of(error)})"
+            else:
+                self._told(f"connected to {self.address} as {self._key.name}")
+                begun = loop.time()
+                what = f"the connection to {self.address} is lost: {await self._receive(stream)}"
+                lost = loop.time()
+                if lost - begun > self._silence_seconds:
+                    pause = _FIRST_PAUSE_SECONDS
             # at once, two processes with one key would replace each other's connection as fast as they can
-            self._told(f"the connection to {self.address} is lost: {reason}; next try in {pause:.1f} s")
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            self._told(f"{what}; next try in {pause:.1f} s")
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # not all clients at once
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _connect(self) -> Stream:
