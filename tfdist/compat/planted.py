@@ -25,6 +25,10 @@ class ModelState:
     local_steps: Any = None  # of a strategy whose workers meet seldom
     division: tuple[Any, Any] | None = None  # the strategy of a pipeline, and how it has cut the model
 
+    def live_graphs(self) -> list[Any]:
+        """Return the graphs of traced training steps that still exist."""
+        return [graph for one in self.graphs if (graph := one()) is not None]
+
 
 @dataclass
 class MetricState:

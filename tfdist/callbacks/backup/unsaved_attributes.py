@@ -32,7 +32,7 @@ class Unsaved:
             and not (callable(getattr(one, "get_state", None)) and callable(getattr(one, "set_state", None)))
             and callback_fields.state(one) is None
         ]
-        self._first = [_attributes(one) for one in self._callbacks]
+        self._first: list[dict[str, Any]] = []
 
     def begin(self) -> None:
         """Note the attributes as they are now, behind `on_train_begin`."""

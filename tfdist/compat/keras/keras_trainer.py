@@ -269,7 +269,7 @@ def changed_variables(model: keras.Model, known: Iterable[Any]) -> list[str]:
         return []  # strategies have variables of their own
     handles = {id(keras_value.handle) for one in known if hasattr(keras_value := getattr(one, "value", one), "handle")}
     found = set()
-    for graph in filter(None, (one() for one in planted.of_model(model).graphs)):
+    for graph in planted.of_model(model).live_graphs():
         names = {id(variable.handle): variable.name for variable in graph.variables}
         for outside, inside in graph.captures:
             if id(outside) in names.keys() - handles and any(op.type.startswith("Assign") for op in inside.consumers()):
@@ -279,8 +279,7 @@ def changed_variables(model: keras.Model, known: Iterable[Any]) -> list[str]:
 
 def seeded_draws(model: keras.Model) -> list[str]:
     """Return the types of the operations of traced steps that draw random numbers from a state of their kernels."""
-    graphs = [graph for one in planted.of_model(model).graphs if (graph := one()) is not None]
-    return sorted({name for graph in graphs for name in dry_run.seeded_draws(graph)})
+    return sorted({name for graph in planted.of_model(model).live_graphs() for name in dry_run.seeded_draws(graph)})
 
 
 def logs_are_metrics(model: keras.Model) -> bool:
