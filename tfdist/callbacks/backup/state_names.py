@@ -1,16 +1,18 @@
 """Unique names for the state of a training, independent of other models of the process."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+from numpy.typing import NDArray
 
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import relative_paths
 from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow import tensor_arrays
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.training import local_steps
 
@@ -39,6 +41,28 @@ class Variables:
     @property
     def all(self) -> dict[str, keras.Variable]:
         return {**self.common, **{name: variable for _, name, variable in self.in_shards}}
+
+
+class Held:
+    """The present values of some of a model's variables, by name.
+
+    To name variables takes long, so they are listed again only when the model or an optimizer has more of them: a
+    second phase of training may use an optimizer for the first time.
+    """
+
+    def __init__(self, model: keras.Model, listed: Callable[[], Mapping[str, Any]]) -> None:
+        self._model = model
+        self._listed = listed
+        self._count = -1
+        self._names: list[str] = []
+        self._hold: Callable[[], list[NDArray[Any]]] = list
+
+    def capture(self) -> dict[str, NDArray[Any]]:
+        count = keras_variables.count(self._model)
+        if count != self._count:
+            found = self._listed()
+            self._count, self._names, self._hold = count, list(found), tensor_arrays.holder(list(found.values()))
+        return dict(zip(self._names, self._hold(), strict=True))
 
 
 def variables_of(model: keras.Model) -> Variables:

@@ -10,14 +10,14 @@ another mesh, other layouts, another number of workers, or on one device.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.callbacks.backup.state_names import variables_of
+from tfdist.callbacks.backup.state_names import Held, variables_of
 from tfdist.checkpoint.checkpoint_manifest import Manifest
 from tfdist.checkpoint.state_resizing import DOES, ShardedState, resharded
 from tfdist.collectives.workers.worker_processes import Workers
@@ -40,8 +40,7 @@ class Shards:
     def __init__(self, model: keras.Model, workers: Workers) -> None:
         self._model = model
         self._workers = workers
-        self._keys: list[str] = []
-        self._hold: Callable[[], list[_Array]] | None = None  # made once: names take a while
+        self._held = Held(model, self._own)
         self._counts: dict[str, int] = {}
 
     @property
@@ -63,14 +62,14 @@ class Shards:
         return self._counts
 
     def capture(self) -> dict[str, _Array]:
-        if self._hold is None:
-            copies = []
-            for state, name, variable in self._variables():
-                own = self._indices(state, variable)
-                self._keys += [_key(state, index, name) for index in own]
-                copies += tf_strategies.copies(variable.value)[: len(own)]
-            self._hold = tensor_arrays.holder(copies)
-        return dict(zip(self._keys, self._hold(), strict=True))
+        return self._held.capture()
+
+    def _own(self) -> dict[str, Any]:
+        found = {}
+        for state, name, variable in self._variables():
+            for index, copy in zip(self._indices(state, variable), tf_strategies.copies(variable.value), strict=False):
+                found[_key(state, index, name)] = copy
+        return found
 
     def needed(self, manifest: Manifest) -> Collection[int]:
         """Return the indices of the workers whose parts of a checkpoint this worker needs."""
@@ -203,8 +202,7 @@ class Cuts:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._keys: list[str] = []
-        self._hold: Callable[[], list[_Array]] | None = None
+        self._held = Held(model, self._own)
 
     @property
     def exist(self) -> bool:
@@ -218,17 +216,15 @@ class Cuts:
 
     def capture(self) -> dict[str, _Array]:
         """Return the parts that no worker before this one has."""
-        if not self.exist:
-            return {}
-        if self._hold is None:
-            own = {}
-            for name, variable in variables_of(self._model).cut.items():
-                for sharding, part in sharded_variable.parts_of(variable):
-                    if sharding.is_first:
-                        own[key(name, sharding.shape, sharding.bounds, sharding.elements)] = part
-            self._keys = list(own)
-            self._hold = tensor_arrays.holder(list(own.values()))
-        return dict(zip(self._keys, self._hold(), strict=True))
+        return self._held.capture() if self.exist else {}
+
+    def _own(self) -> dict[str, Any]:
+        own = {}
+        for name, variable in variables_of(self._model).cut.items():
+            for sharding, part in sharded_variable.parts_of(variable):
+                if sharding.is_first:
+                    own[key(name, sharding.shape, sharding.bounds, sharding.elements)] = part
+        return own
 
 
 def key(

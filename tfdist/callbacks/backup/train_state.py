@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tfdist.callbacks.backup.encoding import decode, encode
 from tfdist.callbacks.backup.optimizer_building import build_optimizers
-from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, variables_of
+from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, Held, variables_of
 from tfdist.callbacks.backup.unsaved_attributes import Unsaved
 from tfdist.compat import random_states
 from tfdist.compat.keras import callback_fields, keras_trainer
@@ -35,17 +35,12 @@ class TrainState:
         self._model = model
         self._others = list(others)
         self._unsaved = Unsaved(self._others)
-        self._names: list[str] = []
+        self._held = Held(model, self._whole)
         self._restored: set[str] = set()  # names, once a backup was restored
-        self._hold: Callable[[], list[NDArray[Any]]] = list
 
     def capture(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the arrays, and the rest as JSON."""
-        if not self._names:
-            variables = variables_of(self._model).whole
-            self._names = list(variables)
-            self._hold = tensor_arrays.holder([tf_strategies.primary(one.value) for one in variables.values()])
-        arrays: Arrays = dict(zip(self._names, self._hold(), strict=True))
+        arrays: Arrays = self._held.capture()
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
         found = []
         for callback in self._others:
@@ -59,6 +54,9 @@ class TrainState:
             except ConfigTypeError as error:
                 raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}", name=name) from error
         return arrays, {"callbacks": callbacks, "unsaved": self._unsaved.state()}
+
+    def _whole(self) -> dict[str, Any]:
+        return {name: tf_strategies.primary(one.value) for name, one in variables_of(self._model).whole.items()}
 
     def unknown(self) -> list[str]:
         """Return the names of variables that a traced step has changed, and that are not part of the state."""

@@ -364,7 +364,7 @@ def layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(model._flatten_layers())
 
 
-def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+def optimizers(model: keras.Model, *, of_layers: bool = True) -> list[keras.optimizers.Optimizer]:
     """Return the optimizers that the model and its layers hold, also in lists and dictionaries (as GANs do)."""
     found: dict[int, keras.optimizers.Optimizer] = {}
 
@@ -377,7 +377,7 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
         elif isinstance(value, dict):
             collect(list(value.values()))
 
-    for layer in layers(model):
+    for layer in layers(model) if of_layers else [model]:
         collect([getattr(layer, "optimizer", None), *vars(layer).values()])
     return list(found.values())
 
