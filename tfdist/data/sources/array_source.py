@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.schema import TEXT, Feature, Schema, feature_of
+from tfdist.data.format.schema import TEXT, Feature, Schema, as_array, feature_of
 from tfdist.data.sources import compressed_files, source_files
 from tfdist.data.sources.protocol import Block, bytes_per_example, examples_per_block, weight
 from tfdist.data.sources.stored_columns import column, inferred_feature, is_masked, named
@@ -126,7 +126,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         array[:] = values
         return array
     try:
-        array = np.asarray(values)
+        array = as_array(values)
     except ValueError:  # lists of several lengths
         array = np.array(None)
     if array.dtype.kind in "SUO" or array.ndim == 0:

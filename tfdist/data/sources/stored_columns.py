@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.schema import TEXT, Feature, Schema, encodings_of, feature_of, fits_float32
+from tfdist.data.format.schema import TEXT, Feature, Schema, as_array, encodings_of, feature_of, fits_float32
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -177,7 +177,7 @@ def _stacked(values: Any) -> NDArray[Any] | None:
 
 def _array(name: str, feature: Feature, value: Any, index: int, origin: str) -> NDArray[Any]:
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except (TypeError, ValueError):  # rows of different lengths
         _refuse(name, feature, value, index, origin)
     is_list = None in feature.shape
