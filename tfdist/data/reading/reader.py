@@ -164,13 +164,12 @@ def read(
     is_compiled = ops is not False and cache is None and examples.paths is not None and order == "full"
     compiled = compiled_orders() if is_compiled else None
 
-    def order_of(manifest: Manifest) -> epoch_orders.Order:
+    def order_of(manifest: Manifest, former: Any) -> epoch_orders.Order:
         if bucket_by is not None:
-            block = block_of((state or {}).get("order")) or global_batch_size
-            return _bucketed(view, manifest, order, bucket_by, block)
+            return _bucketed(view, manifest, order, bucket_by, block_of(former) or global_batch_size)
         return _order(view, manifest, order, named.label, compiled)
 
-    chosen = order_of(examples.manifest)
+    chosen = order_of(examples.manifest, (state or {}).get("order"))
     if named.label is None and not last and (tail == "pad" or on_corrupt == "skip"):
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
