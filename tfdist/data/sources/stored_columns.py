@@ -333,6 +333,7 @@ def widened(schemas: Sequence[Schema]) -> Schema:
 def inferred_feature(name: str, values: Iterable[Any]) -> Feature:
     """Return the feature that values imply; `column` refuses values that do not fit."""
     distinct: dict[Any, Feature] = {}
+    empty: Feature | None = None  # a list that shows no type
     for value in values:
         dtype = value.dtype if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O" else None
         if dtype in distinct:
@@ -343,8 +344,11 @@ def inferred_feature(name: str, values: Iterable[Any]) -> Feature:
             if not distinct:
                 raise
             continue
-        distinct.setdefault(dtype or found.dtype, found)
-    return widest(list(distinct.values()))
+        if dtype is None and found.shape == (0,):
+            empty = found
+        else:
+            distinct.setdefault(dtype or found.dtype, found)
+    return widest(list(distinct.values())) if distinct or empty is None else empty
 
 
 def _kind(feature: Feature) -> str:
