@@ -77,3 +77,9 @@ def test_lists_are_of_the_type_of_the_first_that_is_not_empty() -> None:
         "text": ("string", (None,)),
         "none": ("float32", (0,)),
     }
+
+
+@pytest.mark.parametrize("examples", [{"x": [[[1, 2], [3]]]}, [{"x": [[1, 2], [3]]}], [{"x": [["a"], ["b", "c"]]}]])
+def test_lists_of_several_lengths_in_a_list_are_no_array(examples: Any) -> None:
+    with refused(ConfigError, name="x"):
+        open_source(examples)

@@ -258,7 +258,10 @@ def as_array(value: Any) -> NDArray[Any]:
 def feature_of(name: str, value: Any) -> Feature:
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return Feature(TEXT)
-    array = as_array(value)
+    try:
+        array = as_array(value)
+    except ValueError:  # lists of several lengths in a list
+        array = np.array(None)
     if array.dtype == np.float64 and not hasattr(value, "dtype") and all_fit_float32(array):
         array = array.astype(np.float32)
     if array.dtype.kind in "SUO" and all(isinstance(item, (bytes, str)) for item in array.flat):
