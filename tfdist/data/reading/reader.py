@@ -169,7 +169,8 @@ def read(
             return _bucketed(view, manifest, order, bucket_by, block_of(former) or global_batch_size)
         return _order(view, manifest, order, named.label, compiled)
 
-    chosen = order_of(examples.manifest, (state or {}).get("order"))
+    given = dict(state) if isinstance(state, Mapping) else state
+    chosen = order_of(examples.manifest, given.get("order") if isinstance(given, dict) else None)
     if named.label is None and not last and (tail == "pad" or on_corrupt == "skip"):
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
@@ -204,7 +205,7 @@ def read(
         prior=functools.partial(_prior, view, named.label),
         uses_ops=ops is not False,
     )
-    position = position_of(pipeline, None if state is None else dict(state), is_newest=resume == "newest")
+    position = position_of(pipeline, given, is_newest=resume == "newest")
     return Reading(pipeline, position, device)
 
 
