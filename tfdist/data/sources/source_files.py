@@ -3,6 +3,7 @@
 import glob
 import io
 import os
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,9 +34,9 @@ class Entry(NamedTuple):
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
-    """Return a path as text; ``file://`` URLs become local paths."""
+    """Return a path as text; ``file://`` URLs, whose characters may be escaped, become local paths."""
     found = os.fspath(path)
-    return found.removeprefix("file://") if found.startswith("file://") else found
+    return urllib.parse.unquote(found.removeprefix("file://")) if found.startswith("file://") else found
 
 
 def is_url(path: str) -> bool:
