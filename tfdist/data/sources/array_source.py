@@ -110,6 +110,8 @@ def _array(name: str, values: Any) -> NDArray[Any]:
             name=name,
         )
     nulls = getattr(values, "null_count", 0)  # of columns of Arrow or polars, of which NumPy would make NaN
+    if hasattr(getattr(values, "dtype", None), "na_value"):  # one of pandas' own dtypes
+        nulls = values.isna()
     if count := int(np.asarray(nulls() if callable(nulls) else nulls).sum()):
         raise ConfigError(
             f"feature {name!r} has {count} nulls; fill them, or pass the columns as one table (pyarrow.table({{...}})) "
