@@ -35,7 +35,7 @@ class ArrowFiles(Foreign):
         shards = [files.shard(place, table.num_rows, ends[place]) for place, table in enumerate(tables)]
         self._table = arrow_types.without_views(arrow_types.arrow().concat_tables(tables))
         self._batches = self._table.to_batches()
-        self._ends = np.cumsum([batch.num_rows for batch in self._batches])
+        self._batch_ends = np.cumsum([batch.num_rows for batch in self._batches])
         super().__init__(files, shards)
 
     def _schema(self) -> Schema:
@@ -55,10 +55,10 @@ class ArrowFiles(Foreign):
         if not len(ids):
             return self._table.select(columns).schema.empty_table()
         places, taken = [], []
-        for number, here in places_of(np.searchsorted(self._ends, ids, side="right")):
+        for number, here in places_of(np.searchsorted(self._batch_ends, ids, side="right")):
             batch = self._batches[number].select(columns)
             places.append(here)
-            taken.append(batch.take(ids[here] - (self._ends[number] - batch.num_rows)))
+            taken.append(batch.take(ids[here] - (self._batch_ends[number] - batch.num_rows)))
         table = arrow_types.arrow().Table.from_batches(taken).take(np.argsort(np.concatenate(places)))
         return table.combine_chunks().to_batches()[0]
 
