@@ -467,3 +467,4 @@ def test_file_urls_are_paths(tmp_path: Path) -> None:
     lines.write_text('{"x": 1}\n')
     assert source_files.spelled(lines.as_uri()) == str(lines)
     assert len(data.open(lines.as_uri())) == 1
+    assert data.select(lines.as_uri(), numbers=[0])[:0] == []
