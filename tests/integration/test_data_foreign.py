@@ -19,6 +19,8 @@ from tests.order_battery import require_resumable
 from tests.refusals import refused
 from tfdist import data
 from tfdist.data.examples.fetch import PAYLOAD
+from tfdist.data.foreign.arrow_files import ArrowFiles
+from tfdist.data.foreign.foreign_files import Files
 from tfdist.data.format import record_framing
 from tfdist.data.order.epoch_orders import Full
 from tfdist.data.reading.view import fetcher_of
@@ -149,6 +151,22 @@ def test_formats_are_mixed_with_directories(sources: dict[str, str], tmp_path: P
     mixture = data.mix(parts, stop="all", features=["id", "text"], weights=dict.fromkeys(parts, 1))
     for x, y, _ in data.read(mixture, global_batch_size=8, label="id"):
         assert x.numpy().tolist() == [ROWS[number]["text"].encode() for number in y.numpy()]
+
+
+def test_texts_of_more_bytes_than_arrow_counts_in_32_bits_are_read_where_they_lie(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    batch = pa.record_batch({"text": ["a" * (1 << 20), "b" * (1 << 20)] * 8, "id": range(16)})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+    examples = ArrowFiles(Files([path] * 128, "arrow"))
+    rows = list(examples.each([2047, 5, 1024, 5, 2046]))
+    assert [(row["text"][:1], int(row["id"])) for row in rows] == [
+        (b"b", 15),
+        (b"b", 5),
+        (b"a", 0),
+        (b"b", 5),
+        (b"a", 14),
+    ]
 
 
 def test_token_files_are_packed_where_they_lie(tmp_path: Path) -> None:

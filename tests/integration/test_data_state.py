@@ -147,8 +147,9 @@ def test_a_state_goes_on_with_the_examples_that_it_is_of(order: str, tmp_path: P
     newest.seek(state)
     newest.seek({**read().state(batches=0), "epoch": 2})
     assert rest(newest) == found
-    with refused(ConfigError, name="state"):
-        read(state={**state, "digest": "0" * 32})
+    for wrong in ({**state, "digest": "0" * 32}, json.dumps(state)):
+        with refused(ConfigError, name="state"):
+            read(state=wrong)
 
 
 def test_a_state_of_chosen_examples_goes_on_with_them(tmp_path: Path) -> None:

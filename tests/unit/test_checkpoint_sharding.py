@@ -52,6 +52,12 @@ def test_integers_are_exact_where_their_sum_needs_more_bits(dtype: str, value: i
             resharded("sum", shards, index=0, count=1)
 
 
+def test_complex_numbers_keep_both_parts() -> None:
+    shards = [np.array([1 + 2j, 4j], np.complex64), np.array([3, 2j], np.complex64)]
+    assert every("sum", shards, 1)[0].tolist() == [4 + 2j, 6j]
+    assert every("mean", shards, 1)[0].tolist() == [2 + 1j, 3j]
+
+
 def test_means_of_integers_are_rounded_as_those_of_floats() -> None:
     shards = list(np.random.default_rng(3).integers(-9, 9, (4, 50)))
     np.testing.assert_array_equal(resharded("mean", shards, index=0, count=3), np.rint(np.mean(shards, axis=0)))

@@ -18,10 +18,11 @@ from tests.corruption import LAYOUTS, Faulty, KilledError, examples_of, snapshot
 from tests.refusals import refused
 from tfdist import data
 from tfdist.cli.main import main
+from tfdist.data.format import data_manifest
 from tfdist.data.format.data_manifest import Manifest, read_manifest
 from tfdist.data.writing import dataset_writer
 from tfdist.errors import ConfigError, DataChangedError
-from tfdist.storage.directory import storage
+from tfdist.storage.directory import LocalStorage, storage
 
 GENERIC = data.Schema({"values": data.Feature("float32", (None,)), "label": data.Feature("int64")})
 
@@ -184,6 +185,27 @@ def test_a_list_that_is_not_the_one_of_the_interrupted_run(tmp_path: Path, monke
 def test_an_empty_directory_takes_its_first_examples(tmp_path: Path) -> None:
     assert append(tmp_path / "new", "fixed", 0, 3).revision == 1
     assert append(tmp_path / "new", "fixed", 3, 5).examples == 5
+
+
+def test_a_manifest_is_read_whole_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "fixed", 0, 3)
+
+    def size(place: LocalStorage, name: str) -> int:
+        monkeypatch.undo()
+        found = place.size(name)
+        append(tmp_path, "fixed", 3, 5)
+        return found
+
+    monkeypatch.setattr(LocalStorage, "size", size)
+    assert read_manifest(storage(tmp_path)).examples == 5
+
+
+def test_a_manifest_that_no_reader_takes_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "fixed", 0, 3)
+    monkeypatch.setattr(data_manifest, "LARGEST_BYTES", (tmp_path / "manifest.json").stat().st_size)
+    with refused(ConfigError, name="shards", received=4):
+        append(tmp_path, "fixed", 3, 5)
+    assert len(data.open(tmp_path)) == 3
 
 
 def test_what_cannot_be_appended(tmp_path: Path) -> None:

@@ -145,6 +145,8 @@ def test_shapes_must_fit_and_the_way_out_is_said() -> None:
         column("x", Feature("float32", (2, 2)), np.zeros((3, 2, 3)))
     with refused(ConfigError, name="x", received=[[1, 2], [3]], mentions=["Example 2"]):
         column("x", Feature("float32", (2, 2)), [np.zeros((2, 2)), np.zeros((2, 2)), [[1, 2], [3]]])
+    with refused(ConfigError, name="x", received=[2**53 + 1, 0.5], mentions=["Example 1"]):
+        column("x", Feature("float64", (2,)), [[1, 0.5], [2**53 + 1, 0.5]])
 
 
 def test_features_that_are_missing_or_too_many() -> None:

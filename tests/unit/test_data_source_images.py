@@ -29,12 +29,12 @@ PICTURES = {
 }
 FILES = {
     "hund/b.JPG": PICTURES["JPEG"],
-    "hund/a.png": PICTURES["PNG"],
+    "hund/a[1].png": PICTURES["PNG"],
     "katze/ü.gif": PICTURES["GIF"],
     "katze/z.jpeg": PICTURES["BMP"],  # the bytes count
     "Äffin/1.webp": PICTURES["WebP"],
 }
-ORDER = ["hund/a.png", "hund/b.JPG", "katze/z.jpeg", "katze/ü.gif", "Äffin/1.webp"]
+ORDER = ["hund/a[1].png", "hund/b.JPG", "katze/z.jpeg", "katze/ü.gif", "Äffin/1.webp"]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.refusals import refused
+from tfdist import data
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import open_source, source_files
@@ -462,3 +463,8 @@ def test_a_schema_must_be_one() -> None:
 
 def test_file_urls_are_paths(tmp_path: Path) -> None:
     assert source_files.spelled(f"file://{tmp_path}") == str(tmp_path)
+    lines = tmp_path / "a b.jsonl"
+    lines.write_text('{"x": 1}\n')
+    assert source_files.spelled(lines.as_uri()) == str(lines)
+    assert len(data.open(lines.as_uri())) == 1
+    assert data.select(lines.as_uri(), numbers=[0])[:0] == []

@@ -348,6 +348,31 @@ def test_a_file_is_replaced_where_the_driver_renames_over_none(error: OSError | 
     place._driver().store.clear()
 
 
+def test_a_driver_may_list_no_sizes_and_return_errors() -> None:
+    class Web(type(fsspec.filesystem("memory"))):  # type: ignore[misc]
+        """Lists as web servers do; answers as asynchronous drivers did."""
+
+        cachable = False
+
+        def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+            found = super().ls(path, detail=detail)
+            return [{**one, "size": None} for one in found] if detail else found
+
+        def cat_ranges(self, *ranges: Any, **_: Any) -> Any:
+            return super().cat_ranges(*ranges, on_error="return")
+
+    place = FsspecStorage(f"memory://{uuid.uuid4().hex}")
+    for name in "abc":
+        put(place, name, name.encode() * 9)
+    place._fs = Web()
+    assert place.read_ranges([(name, 1, 2) for name in "abc"]) == [b"aa", b"bb", b"cc"]
+    place._fs.rm_file(place._path("b"))
+    with refused(MissingFileError):
+        place.read("b", 0, 2)
+    assert place.names() == ["a", "c"]
+    place._driver().store.clear()
+
+
 def test_requests_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     place = FsspecStorage("memory://joined", gap=10, largest=100)
     put(place, "f", bytes(200))

@@ -5,6 +5,7 @@ import decimal
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -431,8 +432,10 @@ def test_a_table_is_written_and_read(tmp_path: Path) -> None:
         open_source(table.slice(0, 0))
     with refused(ConfigTypeError, name="examples", received="RecordBatch"):
         open_source(iter(table.to_batches()))
-    with refused(ConfigError, name="x", received=1, mentions=["1 nulls", "pyarrow.table"]):
-        open_source({"x": pa.array([1, None, (1 << 53) + 1])})
+    of_pandas = SimpleNamespace(dtype=SimpleNamespace(na_value=None), isna=lambda: np.array([False, True, False]))
+    for values in (pa.array([1, None, (1 << 53) + 1]), of_pandas):
+        with refused(ConfigError, name="x", received=1, mentions=["1 nulls", "pyarrow.table"]):
+            open_source({"x": values})
 
 
 def test_the_command_says_what_it_told(tmp_path: Path) -> None:

@@ -134,6 +134,14 @@ def test_parts_without_a_key_follow_from_the_content_of_any_file(tmp_path: Path)
     assert sorted(numbers) == sorted(2 * list(set(numbers)))
 
 
+def test_large_numbers_are_chosen_exactly(tmp_path: Path) -> None:
+    ids = np.arange(2**63 - 1000, 2**63 + 1000, dtype=np.uint64)
+    data.write({"id": ids}, tmp_path)
+    few, many = {2**63 - 3, 2**63 + 3}, [2**62, *range(2**63 - 1000, 2**63 - 500)]
+    for wanted, count in ((few, 2), (many, 500), (np.array(many)[:, np.newaxis], 500)):
+        assert len(data.select(tmp_path, where={"id": wanted})) == count
+
+
 def test_sources_are_chosen_by_their_names(tmp_path: Path) -> None:
     for number, name in enumerate("abc"):
         data.write({"id": np.arange(10) + 100 * number, "kind": np.arange(10) % 2}, tmp_path / name)

@@ -67,3 +67,19 @@ def test_a_column_without_values_in_any_file_needs_a_schema(tmp_path: Path) -> N
         said = open_source(source, schema={"x": Feature("float32"), "y": Feature("int64")}, options=options)
         assert column(said, "x") == [-1, -1]
         assert list(open_source(source, schema={"y": Feature("int64")}).schema) == ["y"]
+
+
+def test_lists_are_of_the_type_of_the_first_that_is_not_empty() -> None:
+    lists = {"x": [[], [1, 2]], "text": [[], ["a"]], "none": [[], []]}
+    schema = open_source(lists).schema
+    assert {name: (one.dtype, one.shape) for name, one in schema.items()} == {
+        "x": ("int64", (None,)),
+        "text": ("string", (None,)),
+        "none": ("float32", (0,)),
+    }
+
+
+@pytest.mark.parametrize("examples", [{"x": [[[1, 2], [3]]]}, [{"x": [[1, 2], [3]]}], [{"x": [["a"], ["b", "c"]]}]])
+def test_lists_of_several_lengths_in_a_list_are_no_array(examples: Any) -> None:
+    with refused(ConfigError, name="x"):
+        open_source(examples)

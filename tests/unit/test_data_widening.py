@@ -171,6 +171,16 @@ def test_floats_of_python_keep_their_digits(values: list[Any], dtype: str) -> No
         np.testing.assert_array_equal(np.array(values_of(source), dtype), np.ravel(values).astype(dtype))
 
 
+@pytest.mark.parametrize("values", [[1, 2**64 - 1], [2**53 + 1, 0.5], [[1, 2**64 - 1], [3, 4]]])
+@pytest.mark.parametrize("make", [list, iter])
+def test_integers_that_numpy_would_round_among_others_are_refused(values: list[Any], make: Any) -> None:
+    given = {"x": values} if make is list else iter([{"x": value} for value in values])
+    with refused(ConfigError, name="x"):
+        list(open_source(given).blocks(0, None))
+    source = open_source({"x": [1, 2**64 - 1]}, schema={"x": Feature("uint64")})
+    assert next(source.blocks(0, None))["x"].tolist() == [1, 2**64 - 1]
+
+
 def test_an_error_of_a_generator_comes_where_it_is_raised() -> None:
     def failing() -> Iterator[dict[str, Any]]:
         yield {"x": 1}

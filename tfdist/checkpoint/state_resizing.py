@@ -79,9 +79,9 @@ def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
         return _narrowed(share + (index < rest), dtype)
     if dtype.kind == "b":
         raise ConfigError("bools cannot be added up; choose another rule.", name="rule", received="sum")
-    total = np.zeros(shards[0].shape, np.float64)  # also of 16 bits
+    total = np.zeros(shards[0].shape, _wide(dtype))
     for shard in shards:
-        total += shard.astype(np.float64)
+        total += shard.astype(total.dtype)
     return np.asarray(total / count).astype(dtype)
 
 
@@ -92,8 +92,13 @@ def _mean(shards: Sequence[_Array], index: int, count: int) -> _Array:
         share, rest = _divided(shards, len(shards))
         is_up = 2 * rest + share % 2 > len(shards)  # a half goes to the even neighbour, as `numpy.rint` has it
         return _narrowed(share + is_up, dtype)
-    mean = np.mean([shard.astype(np.float64) for shard in shards], axis=0)
+    mean = np.mean([shard.astype(_wide(dtype)) for shard in shards], axis=0)
     return np.asarray(np.rint(mean) if dtype.kind == "b" else mean).astype(dtype)
+
+
+def _wide(dtype: np.dtype[Any]) -> type[np.float64] | type[np.complex128]:
+    """Return the dtype in which numbers that are no integers are added up, also those of 16 bits."""
+    return np.complex128 if dtype.kind == "c" else np.float64
 
 
 def _divided(shards: Sequence[_Array], count: int) -> tuple[_Array, _Array]:

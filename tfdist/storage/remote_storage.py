@@ -110,6 +110,15 @@ def explained(where: str, doing: str, *, of: str = "directory") -> Iterator[None
         raise StorageError(f"{where} cannot be {doing}: {reason}. {advice}", path=where) from error
 
 
+def ranges_of(fs: Any, paths: list[str], starts: list[Any], ends: list[Any]) -> list[bytes]:
+    """Return the bytes of these ranges of files, None for a whole file; the names are no patterns, as for `cat`."""
+    answers = fs.cat_ranges(paths, starts, ends, on_error="raise")
+    for answer in answers:
+        if isinstance(answer, BaseException):  # asynchronous drivers of earlier releases of fsspec return errors
+            raise answer
+    return list(answers)
+
+
 class FsspecStorage:
     """A storage in any store of fsspec; see `tfdist.storage.directory.FolderStorage` for its methods.
 
@@ -162,8 +171,9 @@ class FsspecStorage:
             for name, entry in self._listed("file")
             if self._path(name).strip("/") == entry["name"].strip("/")
         ]
-        self._files = {name: self._file(name, entry) for name, entry in listed}
-        return sorted(self._files)
+        # a web server's listing has no sizes: they are requested one by one
+        self._files = {name: self._file(name, entry) for name, entry in listed if entry.get("size") is not None}
+        return sorted(name for name, _ in listed)
 
     def folders(self) -> list[str]:
         return sorted(name for name, _ in self._listed("directory"))
@@ -225,11 +235,11 @@ class FsspecStorage:
         names = sorted({name for name, _, _ in plan.requests})
         where = f"{self.url}/{names[0]}" + (f" and {len(names) - 1} others" if len(names) > 1 else "")
         with self._explained(where, "read"):
-            answers = self._driver().cat_ranges(
+            answers = ranges_of(
+                self._driver(),
                 [self._path(name) for name, _, _ in plan.requests],
                 [start for _, start, _ in plan.requests],
                 [start + length for _, start, length in plan.requests],
-                on_error="raise",
             )
             self.fetched = time.monotonic()
         return plan.results(answers)
@@ -385,6 +395,8 @@ class FsspecStorage:
                 found = fs.info(path)
             if found["type"] != "file":
                 raise MissingFileError(f"{self.url}/{name} is a directory, no file. Check the URL.")
+            if found.get("size") is None:
+                raise StorageError(f"{self.url}/{name} has no known size: its server does not state it. Use another.")
             known = self._files[name] = self._file(name, found)
         return known
 

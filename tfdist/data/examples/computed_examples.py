@@ -58,7 +58,7 @@ class Computed(Examples):
 
     def each(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
         ids = np.asarray(numbers, np.int64)
-        columns = self.columns(ids, list(self.schema))
+        columns = self.columns(ids, list(self.schema)) if len(ids) else {}
         for place in range(len(ids)):
             row = {name: values[place] for name, values in columns.items()}
             yield {name: value if isinstance(value, bytes) else np.asarray(value) for name, value in row.items()}

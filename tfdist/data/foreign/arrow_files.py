@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
 from tfdist.data.format.schema import Schema
+from tfdist.data.order.class_shares import places_of
 from tfdist.data.sources.protocol import Options
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.data.sources.tables.arrow_ipc import saved_files, table_of
@@ -33,6 +34,8 @@ class ArrowFiles(Foreign):
         ends = [np.cumsum([batch.num_rows for batch in table.to_batches()], dtype=np.int64) for table in tables]
         shards = [files.shard(place, table.num_rows, ends[place]) for place, table in enumerate(tables)]
         self._table = arrow_types.without_views(arrow_types.arrow().concat_tables(tables))
+        self._batches = self._table.to_batches()
+        self._batch_ends = np.cumsum([batch.num_rows for batch in self._batches])
         super().__init__(files, shards)
 
     def _schema(self) -> Schema:
@@ -44,9 +47,20 @@ class ArrowFiles(Foreign):
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         wanted = list(names)
         paths = self._columns_of.paths
-        few = self._table.select(list(dict.fromkeys(paths[name][0] for name in wanted)))
-        rows = few.take(ids).combine_chunks().to_batches()[0] if len(ids) else few.schema.empty_table()
+        rows = self._rows(ids, list(dict.fromkeys(paths[name][0] for name in wanted)))
         return {name: self._column(ids, rows, name) for name in wanted}
+
+    def _rows(self, ids: _Ids, columns: list[str]) -> Any:
+        """Take rows batch by batch: of a whole table, Arrow first copies each column of texts."""
+        if not len(ids):
+            return self._table.select(columns).schema.empty_table()
+        places, taken = [], []
+        for number, here in places_of(np.searchsorted(self._batch_ends, ids, side="right")):
+            batch = self._batches[number].select(columns)
+            places.append(here)
+            taken.append(batch.take(ids[here] - (self._batch_ends[number] - batch.num_rows)))
+        table = arrow_types.arrow().Table.from_batches(taken).take(np.argsort(np.concatenate(places)))
+        return table.combine_chunks().to_batches()[0]
 
     def _column(self, ids: _Ids, rows: Any, name: str) -> Any:
         found, feature = self._columns_of, self.schema[name]

@@ -19,6 +19,7 @@ from tfdist.data.foreign.token_files import open_tokens
 from tfdist.data.format import splits
 from tfdist.data.sources.compressed_files import HEAD_BYTES, kind_of
 from tfdist.data.sources.paths import alike
+from tfdist.data.sources.source_files import spelled
 from tfdist.data.sources.tables.arrow_ipc import is_saved
 from tfdist.errors import ConfigError, CorruptDataError
 
@@ -34,7 +35,7 @@ RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord fi
 
 def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
     """Open examples in files of another library; None for TFRecord files of examples, and for any other path."""
-    text = os.path.expanduser(os.fspath(directory))
+    text = os.path.expanduser(spelled(directory))
     if "://" in text:
         if records != EXAMPLES:
             raise ConfigError(f"records={records!r} is for local files, and directory is {text!r}.", name="records")

@@ -110,8 +110,20 @@ class Manifest:
                 yield dataclasses.replace(kept, revision=made_in(kept.files))
 
     def to_bytes(self) -> bytes:
-        """Return the JSON that `from_bytes` reads."""
-        return json.dumps({**self._json(), "digest": self.digest}, indent=1, ensure_ascii=False).encode() + b"\n"
+        """Return the JSON that `from_bytes` reads.
+
+        Raises:
+            ConfigError: it is larger than what is read.
+        """
+        data = json.dumps({**self._json(), "digest": self.digest}, indent=1, ensure_ascii=False).encode() + b"\n"
+        if len(data) > LARGEST_BYTES:
+            raise ConfigError(
+                f"{NAME} of {len(self.shards)} shards would have {len(data)} bytes; at most {LARGEST_BYTES} are read. "
+                "Make fewer and larger shards: num_shards or shard_bytes (--num-shards, --shard-bytes).",
+                name="shards",
+                received=len(self.shards),
+            )
+        return data
 
     @property
     def _version(self) -> int:
@@ -173,7 +185,7 @@ def read_manifest(place: Storage) -> Manifest:
         raise CorruptDataError(
             f"{NAME} has {size} bytes; at most {LARGEST_BYTES} are read.", name=NAME, received=size, path=place.url
         )
-    return Manifest.from_bytes(place.read(NAME, 0, size))
+    return Manifest.from_bytes(place.read(NAME))  # whole, although an appending may just have made it longer
 
 
 def require_folder(place: Storage) -> None:

@@ -64,8 +64,6 @@ def frame_rows(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     framed[:, HEADER_BYTES:-4] = rows
     value, data = google_crc32c.value, np.ascontiguousarray(rows).tobytes()
     crcs = np.fromiter((value(data[i : i + length]) for i in range(0, count * length, length)), np.uint32, count)
-    if not length:
-        crcs = np.zeros(count, np.uint32)  # the CRC-32C of nothing
     framed[:, -4:] = masked_each(crcs).astype("<u4").view(np.uint8).reshape(count, 4)
     return framed
 

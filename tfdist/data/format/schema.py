@@ -246,10 +246,22 @@ def with_rounding(schema: Any) -> Schema | None:
     return Schema({name: replace(feature, may_round=True) for name, feature in Schema(schema).items()})
 
 
+def as_array(value: Any) -> NDArray[Any]:
+    """Return a value as an array: of objects where NumPy would make of integers floats that do not equal them."""
+    array = np.asarray(value)
+    if array.dtype == np.float64 and isinstance(value, (list, tuple)) and set(map(type, value)) != {float}:
+        exact = np.array(value, object)
+        return exact if ((exact != array) & ~np.isnan(array)).any() else array
+    return array
+
+
 def feature_of(name: str, value: Any) -> Feature:
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return Feature(TEXT)
-    array = np.asarray(value)
+    try:
+        array = as_array(value)
+    except ValueError:  # lists of several lengths in a list
+        array = np.array(None)
     if array.dtype == np.float64 and not hasattr(value, "dtype") and all_fit_float32(array):
         array = array.astype(np.float32)
     if array.dtype.kind in "SUO" and all(isinstance(item, (bytes, str)) for item in array.flat):

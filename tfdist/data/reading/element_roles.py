@@ -173,6 +173,8 @@ def padded(found: Mapping[str, Any], pads: Pads, failures: Failures) -> dict[str
         longest = tf.reduce_max(tf.concat([[0], tf.cast(given.row_lengths(), tf.int32)], 0))
         length = tf.numpy_function(failures.noted(room), [longest], tf.int64)
         is_text = given.dtype == tf.string
+        if given.dtype.is_integer:
+            validation.integer(f"pad of {name}", value, minimum=given.dtype.min, maximum=given.dtype.max)
         filler = tf.constant("" if value == 0 else value) if is_text else tf.cast(value, given.dtype)
         shape = tf.concat([[given.nrows()], [length], tf.constant(given.shape[2:].as_list(), tf.int64)], 0)
         features[name] = given.to_tensor(filler, shape=shape)

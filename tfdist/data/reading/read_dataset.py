@@ -58,7 +58,7 @@ class Pipeline:
         finish: Callable[[Features, tf.Tensor | None], Any],
         weighs: bool,
         prior: Callable[[epoch_orders.Order, str | None], Prior],
-        order_of: Callable[[Manifest], epoch_orders.Order],
+        order_of: Callable[[Manifest, Any], epoch_orders.Order],
         uses_ops: bool,
     ) -> None:
         examples = view.examples
@@ -104,14 +104,15 @@ class Pipeline:
     def of_state(self, state: Any) -> tuple[epoch_orders.Order, Identity]:
         """Return the order and the identity of the examples for which a state was saved.
 
-        If others were appended since, the former ones have kept their numbers, so nothing but the order differs.
+        If others were appended since, the former ones have kept their numbers, so nothing but the order differs. Also
+        the size of buckets may be another one.
         """
-        digest = state.get("digest") if isinstance(state, dict) else None
-        if digest == self.identity.digest or self.view.mixture is not None:
+        digest, former = (state.get(key) if isinstance(state, dict) else None for key in ("digest", "order"))
+        if (digest, former) == (self.identity.digest, self.order.name) or self.view.mixture is not None:
             return self.order, self.identity
         for manifest in self.examples.manifest.generations():
             if manifest.digest == digest:
-                order = self._order_of(manifest)
+                order = self._order_of(manifest, former)
                 return order, Identity(manifest.digest, order.name, self.seed, order.examples)
         return self.order, self.identity
 

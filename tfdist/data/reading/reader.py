@@ -164,13 +164,13 @@ def read(
     is_compiled = ops is not False and cache is None and examples.paths is not None and order == "full"
     compiled = compiled_orders() if is_compiled else None
 
-    def order_of(manifest: Manifest) -> epoch_orders.Order:
+    def order_of(manifest: Manifest, former: Any) -> epoch_orders.Order:
         if bucket_by is not None:
-            block = block_of((state or {}).get("order")) or global_batch_size
-            return _bucketed(view, manifest, order, bucket_by, block)
+            return _bucketed(view, manifest, order, bucket_by, block_of(former) or global_batch_size)
         return _order(view, manifest, order, named.label, compiled)
 
-    chosen = order_of(examples.manifest)
+    given = dict(state) if isinstance(state, Mapping) else state
+    chosen = order_of(examples.manifest, given.get("order") if isinstance(given, dict) else None)
     if named.label is None and not last and (tail == "pad" or on_corrupt == "skip"):
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
@@ -205,7 +205,7 @@ def read(
         prior=functools.partial(_prior, view, named.label),
         uses_ops=ops is not False,
     )
-    position = position_of(pipeline, None if state is None else dict(state), is_newest=resume == "newest")
+    position = position_of(pipeline, given, is_newest=resume == "newest")
     return Reading(pipeline, position, device)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.schema import TEXT, Feature, Schema, feature_of
+from tfdist.data.format.schema import TEXT, Feature, Schema, as_array, feature_of
 from tfdist.data.sources import compressed_files, source_files
 from tfdist.data.sources.protocol import Block, bytes_per_example, examples_per_block, weight
 from tfdist.data.sources.stored_columns import column, inferred_feature, is_masked, named
@@ -110,6 +110,8 @@ def _array(name: str, values: Any) -> NDArray[Any]:
             name=name,
         )
     nulls = getattr(values, "null_count", 0)  # of columns of Arrow or polars, of which NumPy would make NaN
+    if hasattr(getattr(values, "dtype", None), "na_value"):  # one of pandas' own dtypes
+        nulls = values.isna()
     if count := int(np.asarray(nulls() if callable(nulls) else nulls).sum()):
         raise ConfigError(
             f"feature {name!r} has {count} nulls; fill them, or pass the columns as one table (pyarrow.table({{...}})) "
@@ -126,7 +128,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         array[:] = values
         return array
     try:
-        array = np.asarray(values)
+        array = as_array(values)
     except ValueError:  # lists of several lengths
         array = np.array(None)
     if array.dtype.kind in "SUO" or array.ndim == 0:

@@ -3,6 +3,7 @@
 import glob
 import io
 import os
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,9 +34,9 @@ class Entry(NamedTuple):
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
-    """Return a path as text; ``file://`` URLs become local paths."""
+    """Return a path as text; ``file://`` URLs, whose characters may be escaped, become local paths."""
     found = os.fspath(path)
-    return found.removeprefix("file://") if found.startswith("file://") else found
+    return urllib.parse.unquote(found.removeprefix("file://")) if found.startswith("file://") else found
 
 
 def is_url(path: str) -> bool:
@@ -126,11 +127,12 @@ def head(path: str, size: int) -> bytes:
 def read_all(paths: list[str]) -> list[bytes]:
     """Return the bytes of some files; remote ones are read at the same time."""
     if paths and is_url(paths[0]):
+        from tfdist.storage.remote_storage import ranges_of
+
         with _reading(paths[0]):
             store, _ = _store(paths[0])
-            inner = [store._strip_protocol(path) for path in paths]
-            found = store.cat(inner)
-        return [found[path] for path in inner] if isinstance(found, dict) else [found]
+            whole = [None] * len(paths)
+            return ranges_of(store, [store._strip_protocol(path) for path in paths], whole, whole)
     contents = []
     for path in paths:
         with _reading(path), open(path, "rb") as file:
@@ -165,6 +167,8 @@ def _local(name: str, path: str) -> Entry:
 
 
 def _remote(store: Any, info: dict[str, Any]) -> Entry:
+    if info.get("size") is None and info["type"] == "file":  # in the listing of a web server
+        info = store.info(info["name"])
     stamp = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified") or info.get("created")
     return Entry(
         name_of(info["name"]),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.schema import TEXT, Feature, Schema, encodings_of, feature_of, fits_float32
+from tfdist.data.format.schema import TEXT, Feature, Schema, as_array, encodings_of, feature_of, fits_float32
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -177,7 +177,7 @@ def _stacked(values: Any) -> NDArray[Any] | None:
 
 def _array(name: str, feature: Feature, value: Any, index: int, origin: str) -> NDArray[Any]:
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except (TypeError, ValueError):  # rows of different lengths
         _refuse(name, feature, value, index, origin)
     is_list = None in feature.shape
@@ -333,6 +333,7 @@ def widened(schemas: Sequence[Schema]) -> Schema:
 def inferred_feature(name: str, values: Iterable[Any]) -> Feature:
     """Return the feature that values imply; `column` refuses values that do not fit."""
     distinct: dict[Any, Feature] = {}
+    empty: Feature | None = None  # a list that shows no type
     for value in values:
         dtype = value.dtype if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O" else None
         if dtype in distinct:
@@ -343,8 +344,11 @@ def inferred_feature(name: str, values: Iterable[Any]) -> Feature:
             if not distinct:
                 raise
             continue
-        distinct.setdefault(dtype or found.dtype, found)
-    return widest(list(distinct.values()))
+        if dtype is None and found.shape == (0,):
+            empty = found
+        else:
+            distinct.setdefault(dtype or found.dtype, found)
+    return widest(list(distinct.values())) if distinct or empty is None else empty
 
 
 def _kind(feature: Feature) -> str:

@@ -158,11 +158,10 @@ def _holds(name: str, condition: Condition, values: NDArray[Any]) -> NDArray[np.
     if isinstance(condition, (str, bytes)) or not isinstance(condition, Collection):
         required = "a set of values, or a function from an array of values to booleans."
         raise validation.mismatch(f"the condition of {name!r}", condition, required, kind=ConfigTypeError)
-    wanted = [one.encode() if isinstance(one, str) else one for one in condition]
-    if values.dtype == object:
-        among = frozenset(wanted)
-        return np.fromiter((value in among for value in values), bool, len(values))
-    return np.isin(values, np.array(wanted)) if wanted else np.zeros(len(values), bool)
+    # one by one, as Python compares them: NumPy would make floats of int64 and uint64 together
+    given = condition.ravel().tolist() if isinstance(condition, np.ndarray) else condition
+    wanted = frozenset(one.encode() if isinstance(one, str) else one for one in given)
+    return np.fromiter((value in wanted for value in values.tolist()), bool, len(values))
 
 
 def _bounds(parts: Mapping[str, float], part: Any) -> tuple[float, float]:

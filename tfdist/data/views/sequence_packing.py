@@ -69,6 +69,9 @@ def pack(
         )
     if feature in ("document", "position"):
         raise ConfigError(f"feature is {feature!r}, which rows have besides; give it another name.", name="feature")
+    if np.dtype(given.dtype).kind in "iu":
+        limits = np.iinfo(given.dtype)
+        fill = validation.integer("fill", fill, minimum=int(limits.min), maximum=int(limits.max))
     ids = view.all_ids()
     if validation.boolean("shuffle", shuffle) and len(ids):
         ids = ids[Permutation(len(ids), "pack", validation.integer("seed", seed))(np.arange(len(ids)))]

@@ -306,12 +306,12 @@ class _Job:
         return old
 
     def _tell_resumed(self) -> None:
-        if finished := self._journal.shards.values():
+        if finished := self._journal.shards:
             _log.warning(
                 "%s: resumes after %s of an interrupted run (%s).",
                 self._place.url,
                 validation.counted(len(finished), "finished shard"),
-                validation.counted(sum(shard.examples for shard in finished), "example"),
+                validation.counted(self._journal.examples, "example"),
             )
 
     def _cuts(self) -> list[tuple[int, int]] | None:
@@ -433,6 +433,4 @@ class _Job:
 
     def _report(self, examples: int = 0, data: int = 0) -> None:
         if self._progress is not None:
-            done = self._journal.shards.values()
-            total = sum(shard.examples for shard in done), sum(shard.bytes for shard in done)
-            self._progress(total[0] + examples, self._source.count, total[1] + data)
+            self._progress(self._journal.examples + examples, self._source.count, self._journal.bytes + data)

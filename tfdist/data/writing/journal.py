@@ -16,7 +16,10 @@ NAME = "writing.jsonl"
 
 
 class Journal:
-    """The finished shards of one job, by number. `is_new`: there is no journal yet; `revision` will name the shards."""
+    """The finished shards of one job, by number, with their examples and bytes in all.
+
+    `is_new`: there is no journal yet; `revision` will name the shards.
+    """
 
     def __init__(self, storage: Storage, job: dict[str, Any]) -> None:
         self._storage = storage
@@ -26,6 +29,8 @@ class Journal:
         self.revision = 1
         if NAME in storage.names():
             self._read(storage.read(NAME))
+        self.examples = sum(shard.examples for shard in self.shards.values())
+        self.bytes = sum(shard.bytes for shard in self.shards.values())
 
     def _read(self, data: bytes) -> None:
         lines = []
@@ -59,12 +64,13 @@ class Journal:
     def begin(self, revision: int) -> None:
         """Forget earlier jobs, and begin the journal of a revision."""
         self.end()
-        self.shards = {}
+        self.shards, self.examples, self.bytes = {}, 0, 0
         self._append({"job": self._digest, "revision": revision})
         self.is_new, self.revision = False, revision
 
     def add(self, number: int, shard: Shard) -> None:
         self.shards[number] = shard
+        self.examples, self.bytes = self.examples + shard.examples, self.bytes + shard.bytes
         self._append({"number": number, "shard": dataclasses.asdict(shard)})
 
     def end(self) -> None:

@@ -207,7 +207,7 @@ def columns_of(
 
 def first_rows(rows: Any) -> Any:
     """The first rows of a `pyarrow.Table` that has some, as a record batch."""
-    return next(batch for batch in rows.to_batches(max_chunksize=_FIRST_ROWS) if batch.num_rows)
+    return next(batch for batch in rows.to_batches() if batch.num_rows).slice(0, _FIRST_ROWS)
 
 
 def batches_of(rows: Any, step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:

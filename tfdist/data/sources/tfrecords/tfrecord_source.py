@@ -315,7 +315,7 @@ def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
     """Return the schema that records show; see `inference.Seen`."""
     seen = Seen()
     chosen = paths if most is None else paths[:: -(-len(paths) // _SAMPLED_FILES)]
-    rest = [path for path in paths if path not in chosen]
+    rest = sorted(set(paths).difference(chosen))
     for path in [*chosen, *rest]:
         if path in rest and seen.count:  # those that were to tell it have records
             break
