@@ -172,6 +172,16 @@ def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> 
     )  # of before
 
 
+def test_a_host_that_stood_still_is_not_late_for_good() -> None:
+    link: Any = HostLink(Host(name="a", address="a"), SimpleNamespace(wire=None))
+    for heard, said in ((10.0, 10.0), (50.0, 20.0), (61.0, 31.0), (72.0, 42.0)):
+        words = [0] * RECORD
+        words[Word.CHANGED] = int(said * 1e9)
+        link._heard = heard
+        link._take({"tables": [[0, 0, 0, {"0": words}]], "stopped": [], "waiting": 0, "clock": said})
+    assert link.status(0, 0, 0).changed == 72.0
+
+
 @pytest.mark.parametrize(
     "message",
     ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}', '{"warning": "w", "start": 1e999}'],
