@@ -219,6 +219,20 @@ def test_a_process_that_is_started_too_late_is_ended(ends: tuple[int, int], monk
     assert not link._answers  # nobody takes it out any more
 
 
+def test_a_process_without_descriptors_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, *_ = plan(
+        LaunchConfig(target="t.py"), addresses=[("a", 1)], job_id="a", directory=Path("d"), python="p", agent_pid=1
+    )
+    before, left = os.listdir("/proc/self/fd"), [os.pipe]
+    monkeypatch.setattr(os, "pipe", lambda: left.pop()() if left else os.open("", os.O_RDONLY))
+    with pytest.raises(TfdistError):
+        HostLink(Host(name="a", address="a"), SimpleNamespace(wire=None)).start(spec)
+    for thread in threading.enumerate():
+        if thread.name.startswith("output "):
+            thread.join()
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_closed_link_writes_into_no_other_connection() -> None:
     reads, writes = os.pipe()
     program = ByProgram(Host(name="a", address="a"), ("cat",))
