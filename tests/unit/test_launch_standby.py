@@ -1,6 +1,8 @@
 """Workers in reserve: when they are told to go on, and when they are given up."""
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,6 +52,16 @@ def made(tmp_path: Path) -> Iterator[tuple[Standby, Counting]]:
         with contextlib.closing(standby):
             standby.tend(WORKERS, plan)
             yield standby, tables[0]
+
+
+def test_without_memory_for_it_there_is_none(made: tuple[Standby, Counting]) -> None:
+    def plan() -> tuple[Sequence[WorkerSpec], Any]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    standby, _ = made
+    assert standby.take(0) is None  # it may have another one
+    standby.tend(WORKERS, plan)
+    assert (standby.is_starting, standby.is_ready) == (False, False)
 
 
 def test_it_goes_on_before_it_is_taken_and_is_told_once(made: tuple[Standby, Counting]) -> None:

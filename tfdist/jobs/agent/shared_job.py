@@ -66,7 +66,7 @@ class Standby:
             self._tried = True
             try:
                 planned = plan()
-            except TfdistError:  # a host has just been lost
+            except (TfdistError, OSError):  # a host has just been lost, or memory is full
                 return
             self._start(*planned)
 
@@ -138,7 +138,7 @@ class Standby:
                 group = stack.enter_context(
                     started(specs, self._placement, self._out, self._events, verbose=self._verbose, held=True)
                 )
-            except TfdistError:  # the job continues without a reserve
+            except (TfdistError, OSError):  # the job continues without a reserve
                 self._events = _Relay()
                 return
             self._reserve = Reserve(specs=tuple(specs), channel=channel, group=group, held=stack.pop_all())
