@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,16 +183,22 @@ def test_a_host_that_stood_still_is_not_late_for_good() -> None:
     assert link.status(0, 0, 0).changed == 72.0
 
 
+REPORT = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
+ANSWERS = f"""
+import json, sys, time
+from tfdist.jobs.connecting.wire import Wire
+wire = Wire(0, 1)
+wire.begin()
+wire.send({REPORT})
+"""
+
+
 @pytest.mark.parametrize(
     "message",
     ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}', '{"warning": "w", "start": 1e999}'],
 )
 def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) -> None:
-    report = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
-    code = (
-        "import json, sys, time; from tfdist.jobs.connecting.wire import Wire; wire = Wire(0, 1); "
-        f"wire.begin(); wire.send({report}); wire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
-    )
+    code = f"{ANSWERS}\nwire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
     host = Host(name="a", address="a")
     link = HostLink(host, ByProgram(host, (sys.executable, "-c", code, message)))
     try:
@@ -249,6 +256,26 @@ def test_a_closed_link_writes_into_no_other_connection() -> None:
     finally:
         for descriptor in (reads, writes, number):
             os.close(descriptor)
+
+
+def test_a_link_that_is_being_closed_writes_into_no_other_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_link, "BEAT_SECONDS", 0.01)
+    host, (reads, writes) = Host(name="a", address="a"), os.pipe()
+    program = ByProgram(host, (sys.executable, "-c", f"{ANSWERS}\nwhile wire.receive(): pass\ntime.sleep(0.3)"))
+    link = HostLink(host, program)
+    link.meet({}, timeout_seconds=200, interrupted=lambda: False)
+    assert program._process.stdin is not None
+    number = program._process.stdin.fileno()
+    closing = threading.Thread(target=link.close)
+    closing.start()
+    while not program._process.stdin.closed:
+        time.sleep(0.001)
+    os.dup2(writes, number)  # as the next connection may get it
+    closing.join()
+    for descriptor in (writes, number):
+        os.close(descriptor)
+    with open(reads, "rb") as written:
+        assert written.read() == b""
 
 
 @pytest.mark.timeout(120)

@@ -305,7 +305,7 @@ class HostLink:
 
     def _beat(self) -> None:
         """Send signs of life; end the connection of a host that is silent for too long."""
-        while not self._lost:
+        while not self._lost and not self._ending:  # its descriptor may be another connection's by then
             awake = time.monotonic()
             self.tell("beat")
             self._woken.wait(BEAT_SECONDS)
