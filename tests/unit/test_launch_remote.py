@@ -387,6 +387,9 @@ def test_steps_recorded_elsewhere_are_kept_on_this_clock_and_each_once(tmp_path:
                 assert (message["rows"], message["worker"]) == (3, 1)
                 recorded.take(3, 1, base64.b64decode(message["data"]), 7.0)
             assert steps.new() == []
+        steps.close(3)
+        ring.add(elsewhere)
+        assert steps.new() == []
     recorded.close()
     found = read(steps_folder(here, 3) / "worker-1")
     np.testing.assert_array_equal(found[:, 1:], made[:, 1:])

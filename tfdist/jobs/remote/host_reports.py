@@ -80,6 +80,12 @@ class Steps:
         with self._lock:
             self._starts.append(start)
 
+    def close(self, start: int) -> None:
+        """Read no more of a start whose workers have ended: to read a megabyte of each worker takes time."""
+        with self._lock:
+            self._starts.remove(start)
+            self._seen = {key: number for key, number in self._seen.items() if key[0] != start}
+
     def new(self) -> list[dict[str, Any]]:
         with self._lock:
             files = [
