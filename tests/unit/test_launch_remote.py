@@ -388,8 +388,12 @@ def test_steps_recorded_elsewhere_are_kept_on_this_clock_and_each_once(tmp_path:
                 recorded.take(3, 1, base64.b64decode(message["data"]), 7.0)
             assert steps.new() == []
         steps.close(3)
-        ring.add(elsewhere)
         assert steps.new() == []
+        assert not steps_folder(there, 3).exists()
+    for later in (4, 5):
+        steps_folder(here, later).mkdir()
+        recorded.take(later, 0, made.tobytes(), 0.0)
+        assert {start for start, _ in recorded._rings} == {later - 1, later}
     recorded.close()
     found = read(steps_folder(here, 3) / "worker-1")
     np.testing.assert_array_equal(found[:, 1:], made[:, 1:])

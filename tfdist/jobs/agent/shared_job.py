@@ -6,6 +6,7 @@ job. They are forked like restarted ones, and wait in `StatusReporter.stand_by`.
 """
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -215,6 +216,8 @@ class Job:
         self.addresses = tuple(f"{host}:{port}" for host, port in places)
         if config.monitor:
             steps_folder(self.guard.memory, starts).mkdir(exist_ok=True)
+            # it has a megabyte for each worker, and only the last start's is read
+            shutil.rmtree(steps_folder(self.guard.memory, starts - 2), ignore_errors=True)
         sites = [self.placement.site(host) for host, _ in places]
         specs_at = {  # equal except for what differs between hosts
             site: plan(

@@ -84,6 +84,8 @@ class RemoteSteps:
         rows[:, TIMES] = np.where(times, times + int(clock_offset * 1e9), 0)
         with self._lock:
             if (start, worker) not in self._rings:
+                for before in [key for key in self._rings if key[0] < start - 1]:  # as `Job.plan` forgets them
+                    self._rings.pop(before).close()
                 self._rings[start, worker] = Ring(steps_folder(self._memory, start) / f"worker-{worker}")
             self._rings[start, worker].add(rows)
 
