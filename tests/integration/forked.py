@@ -108,14 +108,16 @@ def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
 def forked_server(*, leads: bool = True) -> ForkServer | None:
     """Fork a server of forks for the processes that this one starts; return None in those.
 
-    It leads a session, unless this process may be killed while another one forks, which then adopts the server: the
-    guard of the tests takes the session of such an orphan for the sign that no test has started it.
+    It leads a session, as do its forks, unless this process may be killed while another one forks, which then adopts
+    them all: the guard of the tests takes the session of such an orphan for the sign that no test has started it.
     """
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         ours.close()
         if leads:
             os.setsid()
+        else:
+            vars(os)["setsid"] = lambda: None  # for what it forks
         forking.fork_workers(theirs)
         return None
     theirs.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from tfdist.errors import TfdistError
 from tfdist.jobs.plan.job_plan import WORKER_FILE
 from tfdist.processes import fork_server as module
 from tfdist.processes import forking
-from tfdist.processes.fork_server import ForkServer
+from tfdist.processes.fork_server import ForkServer, adopting
 
 pytestmark = pytest.mark.quick
 
@@ -162,13 +163,34 @@ def test_workers_that_wait_are_taken_first_and_end_with_it(tmp_path: Path) -> No
     assert set(psutil.Process().children()) <= before
 
 
+def adopts() -> int:
+    answer = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return answer.value
+
+
 def test_only_for_the_moment_of_a_fork_are_orphans_adopted(server: ForkServer, tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     assert forked(server, command(saved(tmp_path, "")), {}, tmp_path).code == 0
-    answer = ctypes.c_int(-1)
-    ctypes.CDLL(None).prctl(GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
-    assert answer.value == 0
+    assert adopts() == 0
     assert set(psutil.Process().children()) == before
+
+
+def test_no_thread_ends_the_moment_of_another() -> None:
+    def fork() -> None:
+        with adopting():
+            begun.set()
+            assert is_over.wait(60)
+            seen.append(adopts())
+
+    begun, is_over, seen = threading.Event(), threading.Event(), list[int]()
+    thread = threading.Thread(target=fork)
+    with adopting():
+        thread.start()
+        begun.wait(0.1)  # it has to wait
+    is_over.set()
+    thread.join()
+    assert (seen, adopts()) == ([1], 0)
 
 
 def test_without_the_process_there_is_an_error_and_the_workers_stay(server: ForkServer, tmp_path: Path) -> None:

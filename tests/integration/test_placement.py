@@ -22,6 +22,7 @@ import pytest
 
 from tests.integration.agents import alive, another_host, wait_until
 from tfdist.cluster import TaskId, job_key
+from tfdist.cluster.job_files import job_of
 from tfdist.errors import TfdistError
 from tfdist.jobs.agent.worker_group import started
 from tfdist.jobs.output.output_forwarder import screen
@@ -37,7 +38,7 @@ from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.processes import warm_client
 from tfdist.processes.fork_server import ForkServer, adopting
 from tfdist.processes.job_resources import Guard, guarded
-from tfdist.variables import CACHE_DIR, JOB_KEY
+from tfdist.variables import CACHE_DIR, JOB_ID, JOB_KEY
 
 pytestmark = pytest.mark.quick
 
@@ -134,7 +135,7 @@ PLACEMENTS = {
 @pytest.fixture(params=PLACEMENTS)
 def placement(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Placement]:
     with (
-        guarded(f"placement-{secrets.token_hex(4)}", parent=tmp_path) as guard,
+        guarded(f"placement{secrets.token_hex(4)}", parent=tmp_path) as guard,
         PLACEMENTS[request.param](guard, tmp_path) as made,
     ):
         yield made
@@ -270,6 +271,17 @@ def test_what_ended_processes_have_left_is_ended(placement: Placement, make: Mak
     assert placement.end_leftovers(handles, grace_seconds=SECONDS) == 1
     assert not alive(child)
     assert placement.end_leftovers(handles, grace_seconds=SECONDS) == 0
+
+
+def test_what_others_have_started_goes_on(placement: Placement, make: Make) -> None:
+    of_the_job = {JOB_ID.name: job_of(placement.site("127.0.0.1").directory)}
+    code = f"print({CHILD.format('')}.pid, flush=True)"
+    ended, running = make(code), make(f"{code}; time.sleep(1000)", environment=of_the_job)
+    left, child = int(line(ended)), int(line(running))
+    assert ended.wait(SECONDS) == 0
+    assert placement.end_leftovers([ended], grace_seconds=SECONDS) == 1
+    assert (alive(left), alive(child), running.wait(0.0)) == (False, True, None)
+    running.signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

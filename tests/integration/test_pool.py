@@ -1,6 +1,7 @@
 """Worker pools: every way in which a worker can answer, or not; and nothing left behind."""
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -154,6 +155,20 @@ def test_environments_are_asked_for_at_every_start() -> None:
         pool.end()
         call(pool, "echo", value=1)
     assert len(asked) == 2
+
+
+def test_a_worker_without_descriptors_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, left = os.listdir("/proc/self/fd"), [os.pipe]
+
+    def pipe() -> tuple[int, int]:
+        if not left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return left.pop()()
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    with WorkerPool(environments) as pool, pytest.raises(OSError, match=str(errno.EMFILE)):
+        call(pool, "echo", value=1)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_closing_ends_a_call_in_another_thread(tmp_path: Path) -> None:

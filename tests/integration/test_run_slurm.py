@@ -292,6 +292,7 @@ def test_a_chief_and_servers_are_a_component_of_their_own(slurm: dict[str, Any],
     ("options", "what"),
     [
         (("--engine", "slurm", "--sbatch-servers", "-p cpu"), "the job has none"),
+        (("--engine", "slurm", "--dry-run", "--sbatch", "--comment='a"), "close the quote"),
         (("--search", "--rate=1"), "--search is for"),
         (("--engine", "slurm", "--search", "--rate"), "NAME=VALUE,VALUE"),
         (("--engine", "slurm", "--search", "--rate=1,1"), "NAME=VALUE,VALUE"),

@@ -52,6 +52,8 @@ def test_a_process_does_not_claim_more_and_more(monkeypatch: pytest.MonkeyPatch)
     for _ in range(5):
         ports.free_ports(4)
     assert len(os.listdir("/proc/self/fd")) == before + 2
+    several = ports.free_ports(len(ports._claims) + 3)
+    assert not any(ports._claimed(port) for port in several), "all of one call stay claimed"
 
 
 def test_ports_stay_below_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:

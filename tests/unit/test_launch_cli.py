@@ -168,6 +168,7 @@ def test_an_event_file_may_exist_in_a_folder_that_does_not_take_new_files(tmp_pa
     [
         (PermissionError(errno.EACCES, "Permission denied", "runs"), ("runs", "Permission denied")),
         (OSError(errno.ENOSPC, "No space left on device"), ("No space left", "TMPDIR")),
+        (OSError(errno.EMFILE, "Too many open files"), ("Too many open", "ulimit -n")),
         (StorageError(errno.ENOENT, "the folder is gone."), ("Error: the folder",)),
     ],
 )

@@ -35,6 +35,9 @@ def test_a_worker_that_stands_still_is_named_and_no_other(table: StatusTable, tm
     assert running_jobs.stalled_workers(pages, now=now, stall_seconds=60.0) == ()
     (said,) = running_jobs.stalled_workers(pages, now=now + 90.0, stall_seconds=60.0)
     assert not absent(said, "worker 1 ", str(table.path), "saving", "90 s")
+    reporters[1].on_activity(Activity.RESERVE, time.monotonic_ns())  # until others fail
+    pages, now = running_jobs.worker_pages([tmp_path]), time.monotonic()
+    assert running_jobs.stalled_workers(pages, now=now + 90.0, stall_seconds=60.0) == ()
     for reporter in reporters:
         reporter.close()
 

@@ -1,6 +1,8 @@
 """The functions that a notebook sends to its workers, and the output of its cell, without a process."""
 
+import contextlib
 import functools
+import io
 import linecache
 import os
 import threading
@@ -12,7 +14,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import UnsupportedError
-from tfdist.jobs.notebooks.cell_output import CellOutput
+from tfdist.jobs.notebooks.cell_output import CellOutput, output
 from tfdist.jobs.notebooks.function_transfer import (
     name_of,
     receive_function,
@@ -105,6 +107,18 @@ def test_a_cell_shows_lines_words_and_one_living_line() -> None:
     assert written == [(2, "[ps 0] one\n[ps 0] two \N{REPLACEMENT CHARACTER}\n"), (2, "tfdist: a worker failed\n")]
     assert states == ["[chief] 50 %", ""]
     assert out.said == ["a worker failed"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "shown"), [(io.StringIO(), "ü ━"), (io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "ü \\u2501")]
+)
+def test_a_stream_without_a_letter_shows_its_number(stream: io.TextIOBase, shown: str) -> None:
+    with contextlib.redirect_stdout(stream):  # type: ignore[type-var]
+        out = output(["worker 0"])
+    out.lines(1, 0, ["ü ━".encode()])
+    assert not out.closed.is_set()
+    stream.seek(0)
+    assert stream.read() == f"{shown}\n"
 
 
 def test_a_stream_that_is_closed_is_told() -> None:

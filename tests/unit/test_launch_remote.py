@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,16 +173,32 @@ def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> 
     )  # of before
 
 
+def test_a_host_that_stood_still_is_not_late_for_good() -> None:
+    link: Any = HostLink(Host(name="a", address="a"), SimpleNamespace(wire=None))
+    for heard, said in ((10.0, 10.0), (50.0, 20.0), (61.0, 31.0), (72.0, 42.0)):
+        words = [0] * RECORD
+        words[Word.CHANGED] = int(said * 1e9)
+        link._heard = heard
+        link._take({"tables": [[0, 0, 0, {"0": words}]], "stopped": [], "waiting": 0, "clock": said})
+    assert link.status(0, 0, 0).changed == 72.0
+
+
+REPORT = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
+ANSWERS = f"""
+import json, sys, time
+from tfdist.jobs.connecting.wire import Wire
+wire = Wire(0, 1)
+wire.begin()
+wire.send({REPORT})
+"""
+
+
 @pytest.mark.parametrize(
     "message",
     ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}', '{"warning": "w", "start": 1e999}'],
 )
 def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) -> None:
-    report = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
-    code = (
-        "import json, sys, time; from tfdist.jobs.connecting.wire import Wire; wire = Wire(0, 1); "
-        f"wire.begin(); wire.send({report}); wire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
-    )
+    code = f"{ANSWERS}\nwire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
     host = Host(name="a", address="a")
     link = HostLink(host, ByProgram(host, (sys.executable, "-c", code, message)))
     try:
@@ -209,6 +226,20 @@ def test_a_process_that_is_started_too_late_is_ended(ends: tuple[int, int], monk
     assert not link._answers  # nobody takes it out any more
 
 
+def test_a_process_without_descriptors_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, *_ = plan(
+        LaunchConfig(target="t.py"), addresses=[("a", 1)], job_id="a", directory=Path("d"), python="p", agent_pid=1
+    )
+    before, left = os.listdir("/proc/self/fd"), [os.pipe]
+    monkeypatch.setattr(os, "pipe", lambda: left.pop()() if left else os.open("", os.O_RDONLY))
+    with pytest.raises(TfdistError):
+        HostLink(Host(name="a", address="a"), SimpleNamespace(wire=None)).start(spec)
+    for thread in threading.enumerate():
+        if thread.name.startswith("output "):
+            thread.join()
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_closed_link_writes_into_no_other_connection() -> None:
     reads, writes = os.pipe()
     program = ByProgram(Host(name="a", address="a"), ("cat",))
@@ -225,6 +256,26 @@ def test_a_closed_link_writes_into_no_other_connection() -> None:
     finally:
         for descriptor in (reads, writes, number):
             os.close(descriptor)
+
+
+def test_a_link_that_is_being_closed_writes_into_no_other_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_link, "BEAT_SECONDS", 0.01)
+    host, (reads, writes) = Host(name="a", address="a"), os.pipe()
+    program = ByProgram(host, (sys.executable, "-c", f"{ANSWERS}\nwhile wire.receive(): pass\ntime.sleep(0.3)"))
+    link = HostLink(host, program)
+    link.meet({}, timeout_seconds=200, interrupted=lambda: False)
+    assert program._process.stdin is not None
+    number = program._process.stdin.fileno()
+    closing = threading.Thread(target=link.close)
+    closing.start()
+    while not program._process.stdin.closed:
+        time.sleep(0.001)
+    os.dup2(writes, number)  # as the next connection may get it
+    closing.join()
+    for descriptor in (writes, number):
+        os.close(descriptor)
+    with open(reads, "rb") as written:
+        assert written.read() == b""
 
 
 @pytest.mark.timeout(120)
@@ -336,6 +387,13 @@ def test_steps_recorded_elsewhere_are_kept_on_this_clock_and_each_once(tmp_path:
                 assert (message["rows"], message["worker"]) == (3, 1)
                 recorded.take(3, 1, base64.b64decode(message["data"]), 7.0)
             assert steps.new() == []
+        steps.close(3)
+        assert steps.new() == []
+        assert not steps_folder(there, 3).exists()
+    for later in (4, 5):
+        steps_folder(here, later).mkdir()
+        recorded.take(later, 0, made.tobytes(), 0.0)
+        assert {start for start, _ in recorded._rings} == {later - 1, later}
     recorded.close()
     found = read(steps_folder(here, 3) / "worker-1")
     np.testing.assert_array_equal(found[:, 1:], made[:, 1:])

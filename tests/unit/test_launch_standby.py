@@ -1,6 +1,8 @@
 """Workers in reserve: when they are told to go on, and when they are given up."""
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 
 from tfdist.cluster import TaskId
-from tfdist.jobs.agent.shared_job import Standby
+from tfdist.jobs.agent.shared_job import Job, Standby
 from tfdist.jobs.output.output_forwarder import screen
 from tfdist.jobs.placement.local_placement import LocalPlacement
+from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.monitor.status import StatusTable
 from tfdist.processes.job_resources import guarded
@@ -50,6 +53,16 @@ def made(tmp_path: Path) -> Iterator[tuple[Standby, Counting]]:
         with contextlib.closing(standby):
             standby.tend(WORKERS, plan)
             yield standby, tables[0]
+
+
+def test_without_memory_for_it_there_is_none(made: tuple[Standby, Counting]) -> None:
+    def plan() -> tuple[Sequence[WorkerSpec], Any]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    standby, _ = made
+    assert standby.take(0) is None  # it may have another one
+    standby.tend(WORKERS, plan)
+    assert (standby.is_starting, standby.is_ready) == (False, False)
 
 
 def test_it_goes_on_before_it_is_taken_and_is_told_once(made: tuple[Standby, Counting]) -> None:
@@ -106,3 +119,15 @@ def test_one_that_has_lost_a_worker_does_not_go_on(made: tuple[Standby, Counting
     standby.go_on(WORKERS)
     assert table.told == 0
     assert standby.take(WORKERS) is None
+
+
+def test_the_steps_of_the_last_two_starts_are_kept(tmp_path: Path) -> None:
+    config = LaunchConfig(target="t.py", max_restarts=9, monitor=True)
+    with guarded("standby-of-a-test", parent=tmp_path) as guard:
+        nothing: Any = None
+        others = dict.fromkeys(("out", "events", "verbose", "reporter", "factory", "standby", "control"), nothing)
+        job = Job(config=config, guard=guard, placement=LocalPlacement(guard), **others)
+        for start in range(4):
+            _, channel = job.plan(1, start)
+            channel.close()
+        assert sorted(path.name for path in guard.memory.glob("steps-*")) == ["steps-2", "steps-3"]

@@ -53,6 +53,7 @@ _OF_THE_MACHINE = {
     errno.EROFS: _NO_ACCESS,
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
+    errno.EMFILE: "Raise the limit of open files: ulimit -n 65536; or start fewer workers.",
 }
 
 

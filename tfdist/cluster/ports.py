@@ -25,7 +25,7 @@ from tfdist.validation import integer, text
 _LOWEST = 10_000  # below are the well-known services
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _ATTEMPTS_PER_PORT = 50
-_CLAIMS = 256  # of a process at a time; by then the first ones are bound
+_CLAIMS = 256  # of a process at a time, or as many as the last call returned; by then the first ones are bound
 _claims: "deque[int]" = deque()  # descriptors
 
 
@@ -49,7 +49,10 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     count = integer("count", count, minimum=0, maximum=10_000)
     family, address = _resolve(text("host", host))
     with contextlib.ExitStack() as held:
-        return [_hold_one(held, family, address, host) for _ in range(count)]
+        found = [_hold_one(held, family, address, host) for _ in range(count)]
+    while len(_claims) > max(_CLAIMS, count):  # never one of the ports that are returned
+        os.close(_claims.popleft())
+    return found
 
 
 def loopback(host: str) -> bool:
@@ -111,8 +114,6 @@ def _claimed(port: int) -> bool:
         except OSError:
             return False
         _claims.append(mark.detach())
-    if len(_claims) > _CLAIMS:
-        os.close(_claims.popleft())
     return True
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from tfdist.waiting import readable
 REPLY_SECONDS = 10.0  # deadline for a fork, which usually takes hundredths of a second
 _END_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
+_adopts = threading.Lock()  # the end of one thread's block would be that of all others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +174,12 @@ def hand_over(
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Let this process adopt orphaned descendants within the block."""
+    """Let this process adopt orphaned descendants within the block, for one thread at a time."""
     control = ctypes.CDLL(None, use_errno=True).prctl
-    if control(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER is not possible")
-    try:
-        yield
-    finally:
-        control(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    with _adopts:
+        if control(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER is not possible")
+        try:
+            yield
+        finally:
+            control(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

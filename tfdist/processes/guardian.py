@@ -49,25 +49,32 @@ def sessions_left(said: Sequence[int]) -> set[int]:
     return left
 
 
-def end_job(job_id: str, *, sessions: Collection[int]) -> None:
-    """Kill every process of the job until none is left, or the deadline has passed."""
+def end_job(job_id: str, *, sessions: Collection[int], but: Collection[int] = ()) -> None:
+    """Kill every process of the job until none is left, or the deadline has passed; `members` explains ``but``."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while (found := members(job_id, sessions=sessions)) and time.monotonic() < deadline:
+    while (found := members(job_id, sessions=sessions, but=but)) and time.monotonic() < deadline:
         for pid in found:
             kill(pid)
         time.sleep(0.02)
 
 
-def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
-    """Return the processes in one of the sessions or with the job's id, except this one."""
+def members(job_id: str, *, sessions: Collection[int], but: Collection[int] = ()) -> list[int]:
+    """Return the processes in one of the sessions or with the job's id, except this one.
+
+    Of those with the id, ``but`` and their descendants are spared.
+    """
     import os
 
-    own = os.getpid()
-    return [
-        one.pid
-        for one in process_table.processes()
-        if one.pid != own and not one.is_zombie and (one.session in sessions or _has_id(one.pid, job_id))
-    ]
+    own, found = os.getpid(), list(process_table.processes())
+    spared, more = set[int](), set(but)
+    while more:
+        spared |= more
+        more = {one.pid for one in found if one.parent in more} - spared
+
+    def is_member(one: process_table.Process) -> bool:
+        return one.session in sessions or (one.pid not in spared and _has_id(one.pid, job_id))
+
+    return [one.pid for one in found if one.pid != own and not one.is_zombie and is_member(one)]
 
 
 def _has_id(pid: int, job_id: str) -> bool:

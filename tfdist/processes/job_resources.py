@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster.job_files import MEMORY, PREFIX
@@ -36,13 +36,16 @@ class Guard:
     directory: Path
     memory: Path
     process: "subprocess.Popen[bytes]"
+    watched: set[int] = field(default_factory=set)  # sessions
 
     def watch(self, session: int) -> None:
         """Tell the guardian of a worker's session."""
+        self.watched.add(session)
         self._tell(session)
 
     def forget(self, session: int) -> None:
         """Tell the guardian that a session is over, before its number is reused."""
+        self.watched.discard(session)
         self._tell(-session)
 
     def _tell(self, number: int) -> None:

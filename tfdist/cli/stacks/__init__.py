@@ -41,7 +41,10 @@ def command(context: click.Context, *, threads: bool, as_json: bool, seconds: fl
         made = json.loads(processes_file(folder).read_text(encoding="utf-8"))
         targets = [Target(name=one["task"], pid=int(one["pid"]), file=Path(one["file"])) for one in made]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise click.ClickException(f"job {name} does not list its processes; it is starting or ending.") from error
+        raise click.ClickException(
+            f"job {name} does not list its processes; it is starting or ending, or was started with --hosts or "
+            "--engine. On the host of a worker: py-spy dump --pid PID"
+        ) from error
     found = ask(targets, seconds=seconds)
     different = apart({one.name: one.waits for one in found})
     if as_json:

@@ -28,6 +28,7 @@ _LONGEST = 4096  # bytes of a line
 _ENDED = "the job has ended"
 _PAUSE_SECONDS = 0.1  # before a socket that could not accept is tried again
 _PATIENCE_SECONDS = 5.0  # for the whole of a request, and for an answer to be taken
+_MAY_STAY = (Activity.ENDED, Activity.RESERVE)  # activities without a bound
 _PAGES = "tfdist-*/progress-*"  # `job_files.progress_file`, in a directory of `process.resources.guarded`
 
 
@@ -245,10 +246,10 @@ def worker_pages(folders: Sequence[Path] | None = None) -> dict[str, tuple[Worke
 def stalled_workers(
     pages: Mapping[str, Sequence[WorkerStatus]], *, now: float, stall_seconds: float
 ) -> tuple[str, ...]:
-    """A sentence for each worker without progress for too long; a silent or ended worker is not blamed."""
+    """A sentence for each worker without progress for too long; a silent one, or one in `_MAY_STAY`, is not blamed."""
     return tuple(
         f"worker {worker} ({path}) has been {said.activity.name.lower()} for {now - said.changed:.0f} s"
         for path, workers in pages.items()
         for worker, said in enumerate(workers)
-        if said.changed and said.activity is not Activity.ENDED and now - said.changed > stall_seconds
+        if said.changed and said.activity not in _MAY_STAY and now - said.changed > stall_seconds
     )

@@ -6,6 +6,7 @@ job. They are forked like restarted ones, and wait in `StatusReporter.stand_by`.
 """
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class Standby:
             self._tried = True
             try:
                 planned = plan()
-            except TfdistError:  # a host has just been lost
+            except (TfdistError, OSError):  # a host has just been lost, or memory is full
                 return
             self._start(*planned)
 
@@ -138,7 +139,7 @@ class Standby:
                 group = stack.enter_context(
                     started(specs, self._placement, self._out, self._events, verbose=self._verbose, held=True)
                 )
-            except TfdistError:  # the job continues without a reserve
+            except (TfdistError, OSError):  # the job continues without a reserve
                 self._events = _Relay()
                 return
             self._reserve = Reserve(specs=tuple(specs), channel=channel, group=group, held=stack.pop_all())
@@ -215,6 +216,8 @@ class Job:
         self.addresses = tuple(f"{host}:{port}" for host, port in places)
         if config.monitor:
             steps_folder(self.guard.memory, starts).mkdir(exist_ok=True)
+            # it has a megabyte for each worker, and only the last start's is read
+            shutil.rmtree(steps_folder(self.guard.memory, starts - 2), ignore_errors=True)
         sites = [self.placement.site(host) for host, _ in places]
         specs_at = {  # equal except for what differs between hosts
             site: plan(

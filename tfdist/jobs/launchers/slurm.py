@@ -20,7 +20,7 @@ from pathlib import Path
 from tfdist.cluster.hostlist import expand, expand_counts
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.launchers.launcher import Launcher, agent_command
-from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.plan.host_plan import Host, Remote, parse_shell
 from tfdist.jobs.plan.worker_spec import VISIBLE
 from tfdist.validation import counted, parse_integer
 from tfdist.variables import SLURM_REQUEUE
@@ -169,13 +169,14 @@ def script(
         "--open-mode=append",  # of a job that is requeued nothing is lost
         "--signal=B:TERM@60",  # all stop before the same step and save, a minute before the end
     )
-    lines = [f"#SBATCH {option}" for option in (*own, *_options(options), *_options(for_servers or ""))]
+    given, of_servers = _options(options, "--sbatch"), _options(for_servers or "", "--sbatch-servers")
+    lines = [f"#SBATCH {option}" for option in (*own, *given, *of_servers)]
     if for_servers is not None:
-        second = (f"--ntasks={processes - 1 - servers}", *of_each, *_options(options))
+        second = (f"--ntasks={processes - 1 - servers}", *of_each, *given)
         lines += ["#SBATCH hetjob", *(f"#SBATCH {option}" for option in second)]
     cases = [f"{number}) set -- {shlex.join(more)};;" for number, more in enumerate(searched)]
     choice = ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac"] if searched else []
-    again = [f"export {SLURM_REQUEUE.name}=1"] if "--requeue" in shlex.split(options) else []
+    again = [f"export {SLURM_REQUEUE.name}=1"] if "--requeue" in given else []
     command = shlex.join([python, "-m", "tfdist", "run", *arguments]) + (' "$@"' if searched else "")
     return "\n".join(["#!/bin/bash", *lines, *choice, *again, f"exec {command}", ""])
 
@@ -217,8 +218,8 @@ def searches(asked: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return jobs
 
 
-def _options(text: str) -> list[str]:
-    return [shlex.quote(word) for word in shlex.split(text)]
+def _options(text: str, name: str) -> list[str]:
+    return [shlex.quote(word) for word in (parse_shell(text, name=name) if text.strip() else ())]
 
 
 def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence[str]] = ()) -> int:

@@ -92,7 +92,8 @@ def output(names: Sequence[str]) -> Output:
             return terminal
 
     def write(stream: int, text: str) -> None:
-        streams[stream].write(text)
+        encoding = getattr(streams[stream], "encoding", None) or "utf-8"  # which may lack the letters of Keras' bar
+        streams[stream].write(text.encode(encoding, "backslashreplace").decode(encoding))
         streams[stream].flush()
 
     return CellOutput(names, write=write, show=show, coloured=show is not None)

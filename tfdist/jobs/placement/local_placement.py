@@ -346,15 +346,16 @@ class LocalPlacement:
         return LocalProcess(spec, child, outputs, self._guard)
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
-        sessions = [handle.pid for handle in handles]
-        left = guardian.members(self._guard.job_id, sessions=sessions)
+        job, sessions = self._guard.job_id, {handle.pid for handle in handles}
+        others = self._guard.watched - sessions  # workers in reserve, or those that they wait for
+        left = guardian.members(job, sessions=sessions, but=others)
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + (grace_seconds if left else 0.0)
-        while time.monotonic() < deadline and guardian.members(self._guard.job_id, sessions=sessions):
+        while time.monotonic() < deadline and guardian.members(job, sessions=sessions, but=others):
             time.sleep(0.02)
-        guardian.end_job(self._guard.job_id, sessions=sessions)
+        guardian.end_job(job, sessions=sessions, but=others)
         _collect_orphans(left, sessions)
         return len(left)
 

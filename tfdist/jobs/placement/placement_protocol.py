@@ -95,4 +95,7 @@ class Placement(Protocol):
         """Start a process, which ends with the agent at the latest, on Linux with the calling thread."""
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
-        """End processes that ended ones left running (SIGTERM, grace period, SIGKILL), and return their number."""
+        """End processes that ended ones left running (SIGTERM, grace period, SIGKILL), and return their number.
+
+        Other processes of this placement go on, with what they have started.
+        """

@@ -213,7 +213,7 @@ class HostAgent:
             "table": lambda asked: self._tables.tell(asked["number"], asked["what"], asked["step"]),
             "notice": self._notice,
             "tell of sigterm": lambda asked: self._send({"sigterm": True}),
-            "close table": lambda asked: self._tables.close(asked["number"]),
+            "close table": self._close_table,
             "beat": lambda asked: None,
         }
 
@@ -296,6 +296,11 @@ class HostAgent:
             self.steps.open(number)
         path = progress_file(self.guard.memory, number)
         self._tables.open(number, path, asked["workers"], chief=asked["chief"], here=asked["here"], reserve=reserve)
+
+    def _close_table(self, asked: dict[str, Any]) -> None:
+        self._tables.close(asked["number"])
+        if self.steps is not None:
+            self.steps.close(asked["number"])
 
     def _start(self, asked: dict[str, Any]) -> int:
         spec, number = spec_from_json(asked["spec"]), asked["handle"]

@@ -36,7 +36,7 @@ class RecentOffset:
     """The difference between another host's clock and this one, from the messages of the last seconds.
 
     It is the smallest difference of a message, so only the fastest message's delay remains. It follows clocks that
-    drift.
+    drift, and the clock of a host that stood still, as a virtual machine does when it is moved.
 
     Example:
         >>> offset = RecentOffset()
@@ -84,6 +84,8 @@ class RemoteSteps:
         rows[:, TIMES] = np.where(times, times + int(clock_offset * 1e9), 0)
         with self._lock:
             if (start, worker) not in self._rings:
+                for before in [key for key in self._rings if key[0] < start - 1]:  # as `Job.plan` forgets them
+                    self._rings.pop(before).close()
                 self._rings[start, worker] = Ring(steps_folder(self._memory, start) / f"worker-{worker}")
             self._rings[start, worker].add(rows)
 
@@ -103,9 +105,8 @@ class HostLink:
     terminated: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self._recent = RecentOffset()
         self.report: HostReport | None = None
-        self._offset = math.inf  # from its clock to this host's
+        self._offset = RecentOffset()  # from its clock to this host's
         self._wire = self.connection.wire
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -211,7 +212,7 @@ class HostLink:
     def status(self, start: int, worker: int, asked: int) -> WorkerStatus:
         with self._lock:
             settled, request, workers = self._tables.get(start, (0, 0, {}))
-            offset = self._offset
+            offset = self._offset.value
         words = workers.get(str(worker), [0] * RECORD)
         return status_on_our_clock(words, request, is_settled=settled == asked, clock_offset=offset)
 
@@ -222,7 +223,7 @@ class HostLink:
     def shown(self, start: int, worker: int) -> list[int]:
         with self._lock:
             _, _, workers = self._tables.get(start, (0, 0, {}))
-            found = record_on_our_clock(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset)
+            found = record_on_our_clock(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset.value)
         found[Word.PID] = 0  # the process is another host's
         return found
 
@@ -261,8 +262,7 @@ class HostLink:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "clock" in message:
-            self._offset = min(self._offset, self._heard - float(message["clock"]))
-            self._recent.add(self._heard, float(message["clock"]))
+            self._offset.add(self._heard, float(message["clock"]))
         if "answer" in message:
             self._take_answer(message)
         elif "tables" in message:
@@ -282,7 +282,7 @@ class HostLink:
             self._take_word(message)
         elif "record" in message:
             if (handle := self._handles.get(message["record"])) is not None:
-                handle.record(failure_on_our_clock(message["content"], self._offset))
+                handle.record(failure_on_our_clock(message["content"], self._offset.value))
         elif "ended" in message and (handle := self._handles.get(message["ended"])) is not None:
             handle.end(message["returncode"], unasked=message["unasked"])
 
@@ -301,13 +301,13 @@ class HostLink:
             self.terminated()
 
     def _take_rows(self, start: int, worker: int, data: bytes) -> None:
-        if self.recorded is not None and math.isfinite(self._recent.value):
+        if self.recorded is not None and math.isfinite(self._offset.value):
             with contextlib.suppress(OSError):  # memory is full
-                self.recorded.take(start, worker, data, self._recent.value)
+                self.recorded.take(start, worker, data, self._offset.value)
 
     def _beat(self) -> None:
         """Send signs of life; end the connection of a host that is silent for too long."""
-        while not self._lost:
+        while not self._lost and not self._ending:  # its descriptor may be another connection's by then
             awake = time.monotonic()
             self.tell("beat")
             self._woken.wait(BEAT_SECONDS)

@@ -3,6 +3,7 @@
 import base64
 import os
 import select
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,6 +80,13 @@ class Steps:
         steps_folder(self._memory, start).mkdir(exist_ok=True)
         with self._lock:
             self._starts.append(start)
+
+    def close(self, start: int) -> None:
+        """Remove the steps of a start whose workers have ended: a megabyte of each, which takes time to read."""
+        with self._lock:
+            self._starts.remove(start)
+            self._seen = {key: number for key, number in self._seen.items() if key[0] != start}
+            shutil.rmtree(steps_folder(self._memory, start), ignore_errors=True)
 
     def new(self) -> list[dict[str, Any]]:
         with self._lock:

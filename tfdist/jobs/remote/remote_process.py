@@ -7,6 +7,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from tfdist.errors import TfdistError
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ class RemoteProcess:
         self._ended = threading.Event()
         self._ended_unasked = False
         self._closed = False
-        self._streams = {stream: _Stream(link, number, stream) for stream in sorted(spec.piped)}
+        self._streams: dict[int, _Stream] = {}
+        try:
+            for stream in sorted(spec.piped):
+                self._streams[stream] = _Stream(link, number, stream)
+        except OSError as error:
+            self.give_back()
+            raise TfdistError(f"{spec.task} cannot be started ({error}). Raise the limit: ulimit -n") from error
         self.outputs = {stream: one.descriptor for stream, one in self._streams.items()}
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import validation
@@ -303,29 +304,23 @@ def balanced(costs: Sequence[float], parts: int, cuts: Sequence[float] | None = 
         >>> balanced([1, 1, 1, 1, 1], 2, [0, 0, 9, 1, 9])
         [3]
     """
-    cuts = cuts or [0.0] * len(costs)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
     count = len(costs)
-    # best[p][i]: the dearest of p parts of the first i calls, and where the last of them begins
-    best: list[list[tuple[float, int]]] = [[(sums[i], 0) for i in range(count + 1)]]
+    sums, cut = np.cumsum([0.0, *costs]), np.array(cuts or [0.0] * count)
+    # best[i]: the dearest of the parts so far, which have the first i calls; begins[p][i]: where the last one begins
+    best, begins = sums, list[list[int]]()
     for part in range(1, parts):
-        row = [(float("inf"), 0)] * (count + 1)
+        row, places = np.full(count + 1, np.inf), [0] * (count + 1)
         for end in range(part + 1, count + 1):
-            row[end] = min(
-                (
-                    (max(best[part - 1][begin][0], sums[end] - sums[begin] + cuts[begin]), begin)
-                    for begin in range(part, end)
-                ),
-                key=lambda found: found[0],
-            )
-        best.append(row)
-    places, end = [], count
-    for part in range(parts - 1, 0, -1):
-        end = best[part][end][1]
-        places.append(end)
-    return places[::-1]
+            dearest = np.maximum(best[part:end], sums[end] - sums[part:end] + cut[part:end])
+            places[end] = part + int(dearest.argmin())
+            row[end] = dearest[places[end] - part]
+        best = row
+        begins.append(places)
+    found, end = [], count
+    for places in reversed(begins):
+        end = places[end]
+        found.append(end)
+    return found[::-1]
 
 
 def _elements(shape: Sequence[Any]) -> float:

@@ -343,10 +343,11 @@ class StageStep:
 
         The first stage that has a weight computes its regularizer, once in a step.
         """
+        holders = self._division.holders(self._pipe.stages)
         own = [
             weight
             for weight in self._model.trainable_weights
-            if weight.regularizer is not None and self._is_first(weight)
+            if weight.regularizer is not None and holders.get(id(weight), (0,))[0] == self._pipe.stage
         ]
         if not own:
             return found.added
@@ -362,10 +363,6 @@ class StageStep:
                     accumulated.add(tf.convert_to_tensor(gradient), -1, 0)
         counted = total * tf.cast(current.rows, total.dtype) * self._example_weight
         return counted if found.added is None else found.added + counted
-
-    def _is_first(self, weight: Any) -> bool:
-        holders = self._division.holders(self._pipe.stages).get(id(weight), (0,))
-        return holders[0] == self._pipe.stage
 
     def _gradients(self, found: Found, told: Told) -> list[Any]:
         """Return the gradient of each trainable weight, without elements on other stages."""

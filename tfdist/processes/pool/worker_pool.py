@@ -219,19 +219,16 @@ def finding_tfdist(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _connected(start: Start, environment: Mapping[str, str]) -> _Process:
-    log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (the process writes to it as long as it lives)
-    read_requests, requests = os.pipe()
-    replies, write_replies = os.pipe()
-    try:
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        log = ours.enter_context(tempfile.TemporaryFile("a+b"))
+        read_requests, requests = os.pipe()
+        theirs.callback(os.close, read_requests)
+        ours.callback(os.close, requests)
+        replies, write_replies = os.pipe()
+        ours.callback(os.close, replies)
+        theirs.callback(os.close, write_replies)
         popen = start(finding_tfdist(environment), read_requests, write_replies, log)
-    except BaseException:
-        for descriptor in (requests, replies):
-            os.close(descriptor)
-        log.close()
-        raise
-    finally:
-        os.close(read_requests)
-        os.close(write_replies)
+        ours.pop_all()
     return _Process(popen, requests, replies, log)
 
 
