@@ -175,21 +175,17 @@ void Engine::run() {
   Clock::time_point moved = Clock::now(), looked = moved;
   while (!stopping_) {
     const std::uint32_t seen = me().bell.load(std::memory_order_seq_cst);
-    if (advance_all()) {
-      moved = Clock::now();
-      continue;
-    }
+    const bool moves = advance_all();
     const Clock::time_point now = Clock::now();
-    if (now - looked >= kLook) {
+    if (moves) moved = now;
+    if (now - looked >= kLook) {  // also while something moves all the time, or others would take this member for lost
       look_after();
       looked = now;
-      continue;
-    }
-    if (!live_.empty() && now - moved < (together_ ? kSpin : kHaste)) {
+    } else if (!moves && !live_.empty() && now - moved < (together_ ? kSpin : kHaste)) {
       pause();
-      continue;
+    } else if (!moves) {
+      rest(seen, live_.empty() && transport_ == nullptr ? kRest : kLook);
     }
-    rest(seen, live_.empty() && transport_ == nullptr ? kRest : kLook);
   }
   fail_all(std::string(kBroken) + "they were stopped");
   close_transport();
