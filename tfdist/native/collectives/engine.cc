@@ -330,7 +330,11 @@ void Engine::end(const std::string& cause) {
   Header& head = segment_->header();
   std::uint64_t whole = 0;
   if (head.broken.compare_exchange_strong(whole, 1)) {
-    std::snprintf(head.reason, sizeof head.reason, "%s", cause.c_str());
+    std::size_t size = std::min(cause.size(), sizeof head.reason - 1);
+    // Not within a character of UTF-8: Python could not read it, and would raise an error of its own.
+    while (size > 0 && size < cause.size() && (cause[size] & 0xC0) == 0x80) --size;
+    cause.copy(head.reason, size);
+    head.reason[size] = '\0';
     head.broken.store(2, std::memory_order_release);
   }
   for (std::size_t i = 0; i < segment_->layout().members; ++i) ring(segment_->member(i));
