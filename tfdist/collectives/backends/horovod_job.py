@@ -354,11 +354,18 @@ def _check_in(cluster: Cluster, timeout_seconds: float, address: str) -> Store:
             "it make the same strategy, and does no firewall stand between?"
         )
     for worker in range(cluster.num_workers):
-        if store.wait(_HERE, str(worker), timeout_seconds) is None:
-            raise DeadlineError(
-                f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
-                "for it to make its strategy. See its output."
+        began = time.monotonic()
+        if store.wait(_HERE, str(worker), timeout_seconds) is not None:
+            continue
+        if time.monotonic() - began < timeout_seconds:
+            raise WorkerLostError(
+                f"worker 0 ({address}) ended while worker {me} waited for worker {worker} ({addresses[worker]}) to "
+                "make its strategy. See worker 0's output, then start the job again."
             )
+        raise DeadlineError(
+            f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
+            "for it to make its strategy. See its output."
+        )
     return store
 
 
