@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tfdist.cluster.cluster_values import Cluster
 from tfdist.collectives.backends import horovod_job
 from tfdist.collectives.rendezvous_store import Store, StoreServer
 from tfdist.errors import WorkerLostError
+from tfdist.jobs.connecting.tcp_joining import own_addresses
 from tfdist.testing.pool import worker_environments
 
 LOST_AFTER_SECONDS = 12  # and a busy machine answers sooner
@@ -161,3 +163,9 @@ def test_a_chief_that_ends_while_others_wait_for_one_more_is_named() -> None:
         horovod_job._check_in(cluster, 60, server.address)
     chief.join()
     assert str(lost.value).startswith(f"worker 0 ({server.address})")
+
+
+def test_other_hosts_find_the_store_of_a_host_whose_name_leads_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    (facing,) = own_addresses(["192.0.2.1"]) or ["127.0.1.1"]
+    assert horovod_job._own_address() == facing

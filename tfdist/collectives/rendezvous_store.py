@@ -5,13 +5,11 @@ key, which reveals a lost worker. Values are bytes, never pickles. The server li
 the job spans hosts; as with TensorFlow's servers, any program that reaches it can read and write.
 """
 
-import contextlib
 import http.client
 import json
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, unquote
@@ -204,23 +202,8 @@ def variables(cluster: Cluster, store_address: str) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store_host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store_port),
     }
-    interface = _interface_of(reached_at(mine, hosts))
+    interface = _interface_of(mine)
     return found | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
-
-
-def reached_at(host: str, hosts: Sequence[str]) -> str:
-    """Return the number at which others of these hosts reach this one if its own name leads to itself; else its name.
-
-    Debian gives a host's own name the address 127.0.1.1.
-    """
-    others = [one for one in hosts if one != host]
-    with contextlib.suppress(OSError):
-        if others and socket.gethostbyname(host).startswith("127."):
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((others[0], 9))  # which sends nothing, and chooses an interface
-                number = str(probe.getsockname()[0])
-                return host if number.startswith("127.") else number
-    return host
 
 
 def _interface_of(host: str) -> str | None:

@@ -325,12 +325,10 @@ def _server(host: str, port: int) -> StoreServer:
 def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
     given = cluster.require_addresses()[0]
     host, port = split_address("the chief's address", given)
-    hosts = [split_address("address", one)[0] for one in cluster.addresses]
-    number = rendezvous_store.reached_at(host, hosts) if host == hosts[cluster.worker_index] else host
-    address, error = given if number == host else f"{number}:{port}", ""
+    address, error = given, ""
     if cluster.is_chief:
         try:
-            address = _server(number, port if exchange is None else 0).address
+            address = _server(host, port if exchange is None else 0).address
         except OSError as failed:
             error = failed.strerror or str(failed)
     if exchange is not None:
@@ -388,13 +386,22 @@ def _store_over_horovod(hvd: Any, cluster: Cluster) -> Store:
     """Return a store on rank 0, whose address travels over Horovod itself."""
     text = b""
     if hvd.rank() == 0:
-        own = socket.gethostbyname(socket.gethostname())
-        host = _LOOPBACK if hvd.local_size() == hvd.size() else rendezvous_store.reached_at(own, [_ANOTHER_HOST])
+        host = _LOOPBACK if hvd.local_size() == hvd.size() else _own_address()
         text = _server(host, 0).address.encode()
     length = 256
     padded = tf.constant(list(text.ljust(length, b" ")), tf.uint8)
     address = hvd.broadcast(padded, root_rank=0, name="tfdist_store").numpy().tobytes().decode().strip()
     return Store(address)
+
+
+def _own_address() -> str:
+    """Return an address of this host at which others reach it."""
+    own = socket.gethostbyname(socket.gethostname())
+    if own.startswith("127."):  # Debian gives a host's own name an address that only the host itself reaches
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ANOTHER_HOST, 9))  # which sends nothing, and chooses an interface
+            own = probe.getsockname()[0]
+    return own
 
 
 def _hosts(hvd: Any, cluster: Cluster) -> tuple[int, ...]:
