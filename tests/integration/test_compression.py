@@ -348,6 +348,16 @@ def test_wrong_options(make: Callable[[], Any], kind: type[TfdistError], name: s
         make()
 
 
+@pytest.mark.parametrize(("elements", "word"), [(1 << 30, tf.int32), ((1 << 30) + 1, tf.int64)])
+def test_a_word_has_room_for_the_last_place(elements: int, word: tf.DType) -> None:
+    context = context_of(0, 2, step=0)
+    with tf.Graph().as_default():
+        tensor = tf.compat.v1.placeholder(tf.float32, [elements])
+        request = next(Threshold().exchange(tensor, (), context))
+    assert isinstance(request, AllGather)
+    assert request.rows.dtype == word
+
+
 def test_rows_are_full() -> None:
     for codec in (Natural(), QSGD(), TernGrad(), SignSGD(), OneBit(), TopK(), BFloat16()):
         if isinstance(codec, RowCodec):

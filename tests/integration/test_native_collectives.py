@@ -11,8 +11,6 @@ from tfdist.native import build_target, library
 
 CHECKS = Path(__file__).parents[1] / "native"
 DEADLINE_SECONDS = 800
-# The translation units of files that have a name in common with others, which cannot be in one with them.
-APART = {"replicas.cc": "replica_core", "shared_operation.cc": "other_core", "transport.cc": "other_core"}
 
 
 def together(paths: Sequence[Path]) -> str:
@@ -29,21 +27,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     core = [path for path in library.COLLECTIVES.sources("*.cc") if path.name not in ("ops.cc", "cancellation.cc")]
     # With -O1 the compiler takes half as long again, and nothing here runs long enough to gain from it.
     command = [compiler, "-std=c++17", "-Og", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    # In few translation units: what files include is read once in each, which is most of the time.
-    units = {"core": [path for path in core if path.name not in APART], **{name: [] for name in APART.values()}}
-    for path in core:
-        if path.name in APART:
-            units[APART[path.name]].append(path)
-    for name, paths in units.items():
-        whole = folder / f"{name}.cc"
-        whole.write_text(together(paths))
-        subprocess.run([*command, "-c", str(whole)], cwd=folder, check=True, timeout=DEADLINE_SECONDS)
+    # In one translation unit, so files have no name in common: headers are read once, which is most of the time.
+    whole = folder / "core.cc"
+    whole.write_text(together(core))
+    subprocess.run([*command, "-c", str(whole)], cwd=folder, check=True, timeout=DEADLINE_SECONDS)
 
     def make(name: str) -> Path:
         whole = folder / f"check_{name}.cc"
         whole.write_text(together(sorted((CHECKS / name).glob("*.cc"))))
-        objects = sorted(map(str, folder.glob("*.o")))
-        subprocess.run([*command, str(whole), *objects, "-o", str(folder / name)], check=True, timeout=DEADLINE_SECONDS)
+        made = [str(whole), str(folder / "core.o"), "-o", str(folder / name)]
+        subprocess.run([*command, *made], check=True, timeout=DEADLINE_SECONDS)
         return folder / name
 
     return make

@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.gradients.outer import worker_weights
+from tfdist.collectives.backends.local_collective import LocalCollective
+from tfdist.collectives.traced import TracedCollective
+from tfdist.gradients.outer import meeting_kinds, worker_weights
+from tfdist.gradients.outer.meeting_schedules import DiLoCo, Event, Gossip, Synchronization
+from tfdist.gradients.outer.meetings import Group
 
 pytestmark = pytest.mark.quick
 
@@ -31,3 +35,16 @@ def test_what_was_read_stays_and_later_reads_do_not_copy() -> None:
     assert variable.numpy().sum() == 200
     one, other = (np.asarray(memoryview(worker_weights.read([variable])[0])) for _ in range(2))
     assert np.shares_memory(one, other), "a step would copy its weights"
+
+
+@pytest.mark.parametrize("schedule", [Gossip(), Gossip(push_sum=True), DiLoCo(every=2)], ids=str)
+def test_a_meeting_keeps_all_digits_of_float64(schedule: Synchronization) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, dtype="float64"), keras.layers.Dense(1)])
+    given = [np.random.default_rng(0).normal(size=one.shape).astype(one.dtype) for one in model.weights]
+    model.set_weights(given)
+    group = Group(TracedCollective(LocalCollective(), bucket_bytes=1 << 20), share=1.0)
+    meeting = meeting_kinds.meeting_of(schedule, group, model)
+    meeting.make()
+    meeting.perform(Event("meet"))
+    for found, expected in zip(model.get_weights(), given, strict=True):
+        np.testing.assert_array_equal(found, expected)

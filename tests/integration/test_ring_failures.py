@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,11 @@ import pytest
 from tests.integration.agents import says
 from tests.integration.forks import Forks
 from tfdist.cluster import ports
+from tfdist.cluster.cluster_values import Cluster
+from tfdist.collectives.backends import horovod_job
+from tfdist.collectives.rendezvous_store import Store, StoreServer
+from tfdist.errors import WorkerLostError
+from tfdist.jobs.connecting.tcp_joining import own_addresses
 from tfdist.testing.pool import worker_environments
 
 LOST_AFTER_SECONDS = 12  # and a busy machine answers sooner
@@ -137,3 +144,28 @@ def test_workers_that_do_not_come_are_named(forking: Forks, tmp_path: Path) -> N
     code, _, err = run_alone(forking, alone, environment, tmp_path)
     assert code == 1
     assert f"DeadlineError: worker 1 ({environment['TFDIST_WORKERS'].split(',')[1]})" in err
+
+
+def test_a_chief_that_ends_while_others_wait_for_one_more_is_named() -> None:
+    addresses = tuple(f"127.0.0.1:{port}" for port in ports.free_ports(3))
+    cluster = Cluster(num_workers=3, worker_index=1, addresses=addresses)
+    server = StoreServer("127.0.0.1", 0)
+    store = Store(server.address)
+    store.put("here", "0", b"")
+
+    def end_chief() -> None:
+        store.wait("here", "1", 60)
+        server.close()
+
+    chief = threading.Thread(target=end_chief)
+    chief.start()
+    with pytest.raises(WorkerLostError) as lost:
+        horovod_job._check_in(cluster, 60, server.address)
+    chief.join()
+    assert str(lost.value).startswith(f"worker 0 ({server.address})")
+
+
+def test_other_hosts_find_the_store_of_a_host_whose_name_leads_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    (facing,) = own_addresses(["192.0.2.1"]) or ["127.0.1.1"]
+    assert horovod_job._own_address() == facing

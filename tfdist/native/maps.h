@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -102,8 +103,11 @@ class MapTable {
     }
     auto map = std::make_shared<const FileMap>(static_cast<const uint8_t*>(data), size, IdentityOf(about));
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto entry = maps_.begin(); entry != maps_.end();) {
-      entry = entry->second.expired() ? maps_.erase(entry) : std::next(entry);
+    if (maps_.size() >= crowded_) {  // not at each file, which would take a time that grows with all of them
+      for (auto entry = maps_.begin(); entry != maps_.end();) {
+        entry = entry->second.expired() ? maps_.erase(entry) : std::next(entry);
+      }
+      crowded_ = 2 * maps_.size() + 1;
     }
     auto& place = maps_[map->identity()];
     if (SharedMap other = place.lock()) return other;  // another thread was first
@@ -113,6 +117,7 @@ class MapTable {
 
   std::mutex mutex_;
   std::map<Identity, std::weak_ptr<const FileMap>> maps_;
+  std::size_t crowded_ = 1;  // how many entries are looked through for those that are expired
 };
 
 // The maps that one kernel keeps from call to call.

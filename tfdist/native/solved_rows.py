@@ -3,6 +3,7 @@
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class RowSolver:
                 name="factors",
                 received=factors.dtype.name,
             )
-        dtype, (width, size) = factors.dtype, factors.shape
+        dtype, (width, size) = factors.dtype.newbyteorder("="), factors.shape
         begins, columns = np.ascontiguousarray(begins, np.int64), np.ascontiguousarray(columns, np.int32)
         weights, targets = np.ascontiguousarray(weights, dtype), np.ascontiguousarray(targets, dtype)
         _require_entries(begins, columns, weights, targets)
@@ -97,7 +98,7 @@ class RowSolver:
             )
         tile = _LINE_BYTES // dtype.itemsize
         padded = -(-size // tile) * tile
-        wide, square = _padded(factors, width, padded), np.eye(padded, dtype=dtype)
+        wide, square = _padded(factors, padded, dtype), np.eye(padded, dtype=dtype)
         square[:size, :size] = shared
         into = np.empty((len(begins) - 1, padded), dtype)
         arrays = (square, wide, begins, columns, weights, targets)
@@ -129,11 +130,11 @@ def _require_entries(begins: np.ndarray, columns: np.ndarray, weights: np.ndarra
         )
 
 
-def _padded(rows: np.ndarray, height: int, width: int) -> np.ndarray:
+def _padded(rows: np.ndarray, width: int, dtype: np.dtype[Any]) -> np.ndarray:
     """Return the rows, each padded with zeros, in contiguous memory."""
     if rows.shape[1] == width:
-        return np.ascontiguousarray(rows)
-    padded = np.zeros((height, width), rows.dtype)
+        return np.ascontiguousarray(rows, dtype)
+    padded = np.zeros((len(rows), width), dtype)
     padded[:, : rows.shape[1]] = rows
     return padded
 

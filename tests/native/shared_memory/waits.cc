@@ -1,6 +1,8 @@
 // Members that live, and do not come to an operation, or come to another one: all are told, and who it was.
 
+#include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 
 #include "engines.h"
@@ -74,9 +76,40 @@ void check_different(int hosts, int members, int first, int second, std::size_t 
   }
 }
 
+// Always has something to move, until its member has shown three times that it lives; or for ten seconds.
+class Busy final : public Operation {
+ public:
+  explicit Busy(const Counter& heartbeat) : heartbeat_(heartbeat), first_(heartbeat) {}
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool move() override {
+    if (heartbeat_ >= first_ + 3) finish();
+    else if (Clock::now() > end_) fail("it has shown no life for ten seconds");
+    return true;
+  }
+
+  const Counter& heartbeat_;
+  const std::uint64_t first_;
+  const Clock::time_point end_ = Clock::now() + std::chrono::seconds(10);
+};
+
+// A member shows that it lives while it has something to move without a pause.
+void check_busy() {
+  with_engines(2, 2, Engine::Options{}, [](Engine& engine) {
+    Results results;
+    const auto near = engine.place({engine.rank()});
+    engine.submit(std::make_unique<Busy>(near.segment->member(0).heartbeat), {0, 1}, results.next());
+    const std::string error = results.wait();
+    if (!error.empty()) complain("busy without a pause: " + error);
+  });
+}
+
 }  // namespace
 
 void waits(int) {
+  check_busy();
   for (const int hosts : {1, 2, 3}) {
     check_late(hosts);
     check_different(hosts, 3, 0, 0, 100, 101);   // sums of other sizes

@@ -19,12 +19,12 @@ namespace tfdist::collectives::checks {
 namespace {
 
 // All-reduces without end, until one fails; returns its error.
-std::string run_until_it_fails(Transport& transport, const Members& members, std::size_t count, double timeout) {
+std::string run_until_it_fails(Transport& transport, const Members& members, std::size_t count, double limit) {
   for (std::uint64_t id = 1;; ++id) {
     std::vector<float> data = samples<float>(members.mine, count);
     const std::string error =
-        run(transport, all_reduce({transport, members, id, timeout}, kAlgorithms[id % kAlgorithms.size()], data.data(),
-                                  count, DType::kFloat32, Op::kSum));
+        run(transport, all_reduce({transport, members, id}, kAlgorithms[id % kAlgorithms.size()], data.data(), count,
+                                  DType::kFloat32, Op::kSum), limit);
     if (!error.empty()) return error;
     require(same(data, reduced<float>(members.size(), count, Op::kSum)), "sums until somebody dies");
   }
@@ -131,10 +131,10 @@ void check_other_shapes() {
     for (const std::size_t count : {std::size_t{100}, std::size_t{1} << 20}) {
       std::vector<float> data(count + static_cast<std::size_t>(members.mine));
       Operations operations;
-      operations.push_back(all_reduce({transport, members, count, 2}, Algorithm::kOneShot, data.data(), data.size(),
+      operations.push_back(all_reduce({transport, members, count}, Algorithm::kOneShot, data.data(), data.size(),
                                       DType::kFloat32, Op::kSum));
-      const std::string error = run(transport, operations);
-      require(has(error, "bytes where this member expects") || has(error, "not done within 2 s"), "other shapes: " + error);
+      const std::string error = run(transport, operations, 2);
+      require(has(error, "bytes where this member expects") || has(error, "not done in time"), "other shapes: " + error);
     }
   });
 }
@@ -146,7 +146,7 @@ void check_late_member() {
     if (members.mine != 1) {
       float data[3] = {};
       const std::string error = run(
-          transport, all_reduce({transport, members, 1, 1.2}, Algorithm::kTwoShot, data, 3, DType::kFloat32, Op::kSum));
+          transport, all_reduce({transport, members, 1}, Algorithm::kTwoShot, data, 3, DType::kFloat32, Op::kSum), 1.2);
       require(has(error, "waiting for") && has(error, "member 1") && has(error, "answers"), "a late member: " + error);
     }
     while (seconds_since(begin) < 3) {  // all live until all have given up

@@ -64,19 +64,20 @@ struct Job {
 
 using Operations = std::vector<std::unique_ptr<Operation>>;
 
-// Moves operations on until all are done or one has failed; returns its error.
+// Moves operations on until all are done or one has failed; returns its error, or for whom one waits after so many seconds.
 inline std::string run(Transport& transport, Operations& operations, double limit = 60) {
   const Clock::time_point begin = Clock::now();
   for (;;) {
-    bool moved = transport.progress(), running = false;
+    bool moved = transport.progress();
+    const Operation* running = nullptr;
     for (const auto& operation : operations) {
       moved |= operation->advance();
       if (operation->state() == State::kFailed) return operation->error();
-      running |= operation->state() == State::kRunning;
+      if (operation->state() == State::kRunning) running = operation.get();
     }
-    if (!running) return "";
-    if (seconds_since(begin) > limit) return "hangs";
+    if (running == nullptr) return "";
     if (moved) continue;
+    if (seconds_since(begin) > limit) return "not done in time: " + running->waits_for();
     pollfd event{transport.wait_descriptor(), POLLIN, 0};
     poll(&event, 1, 20);
   }

@@ -27,7 +27,7 @@ void print_speed(Transport& transport, const Members& members, const std::vector
       for (int i = 0; i < (bytes > (1 << 20) ? 7 : 30); ++i) {
         std::fill(data.begin(), data.end(), static_cast<float>(i));
         const Clock::time_point begin = Clock::now();
-        const std::string error = run(transport, all_reduce({transport, members, ++id, 60}, algorithm, data.data(), data.size(),
+        const std::string error = run(transport, all_reduce({transport, members, ++id}, algorithm, data.data(), data.size(),
                                                             DType::kFloat32, Op::kSum));
         require(error.empty() && data[0] == static_cast<float>(i * members.size()), "the sum is right: " + error);
         times.push_back(seconds_since(begin));

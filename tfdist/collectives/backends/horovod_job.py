@@ -35,6 +35,7 @@ from tfdist.validation import counted
 from tfdist.variables import WORKERS
 
 _LOOPBACK = "127.0.0.1"
+_ANOTHER_HOST = "192.0.2.1"  # of no host: for documentation (RFC 5737)
 _HERE, _DOING = "here", "doing"
 # All workers get the error of a mismatch with the same cycle of Horovod.
 _ANSWER_SECONDS = 3.0
@@ -354,11 +355,18 @@ def _check_in(cluster: Cluster, timeout_seconds: float, address: str) -> Store:
             "it make the same strategy, and does no firewall stand between?"
         )
     for worker in range(cluster.num_workers):
-        if store.wait(_HERE, str(worker), timeout_seconds) is None:
-            raise DeadlineError(
-                f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
-                "for it to make its strategy. See its output."
+        began = time.monotonic()
+        if store.wait(_HERE, str(worker), timeout_seconds) is not None:
+            continue
+        if time.monotonic() - began < timeout_seconds:
+            raise WorkerLostError(
+                f"worker 0 ({address}) ended while worker {me} waited for worker {worker} ({addresses[worker]}) to "
+                "make its strategy. See worker 0's output, then start the job again."
             )
+        raise DeadlineError(
+            f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
+            "for it to make its strategy. See its output."
+        )
     return store
 
 
@@ -378,12 +386,22 @@ def _store_over_horovod(hvd: Any, cluster: Cluster) -> Store:
     """Return a store on rank 0, whose address travels over Horovod itself."""
     text = b""
     if hvd.rank() == 0:
-        host = _LOOPBACK if hvd.local_size() == hvd.size() else socket.gethostbyname(socket.gethostname())
+        host = _LOOPBACK if hvd.local_size() == hvd.size() else _own_address()
         text = _server(host, 0).address.encode()
     length = 256
     padded = tf.constant(list(text.ljust(length, b" ")), tf.uint8)
     address = hvd.broadcast(padded, root_rank=0, name="tfdist_store").numpy().tobytes().decode().strip()
     return Store(address)
+
+
+def _own_address() -> str:
+    """Return an address of this host at which others reach it."""
+    own = socket.gethostbyname(socket.gethostname())
+    if own.startswith("127."):  # Debian gives a host's own name an address that only the host itself reaches
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ANOTHER_HOST, 9))  # which sends nothing, and chooses an interface
+            own = probe.getsockname()[0]
+    return own
 
 
 def _hosts(hvd: Any, cluster: Cluster) -> tuple[int, ...]:

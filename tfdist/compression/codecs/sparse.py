@@ -291,8 +291,9 @@ class Threshold(Codec):
         """Gather the words of all members, and add up the numbers that they encode."""
         flat = tf.reshape(tensor, [-1])
         step = tf.cast(self.threshold / context.size, tensor.dtype)  # members' tensors are parts of a mean
-        places = tf.cast(tf.where(tf.abs(flat) >= step)[:, 0], tf.int32)
-        negative = tf.cast(tf.gather(flat, places) < 0, tf.int32)
+        word = tf.int32 if tensor.shape.num_elements() <= 1 << 30 else tf.int64  # which twice a place has to fit
+        places = tf.cast(tf.where(tf.abs(flat) >= step)[:, 0], word)
+        negative = tf.cast(tf.gather(flat, places) < 0, word)
         own = 2 * places + negative
 
         def numbers(words: tf.Tensor) -> tf.Tensor:

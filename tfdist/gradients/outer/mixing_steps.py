@@ -79,7 +79,8 @@ class Neighbours(Meeting):
     def make(self) -> None:
         """Begin with weight 1 for this worker, if weights are passed on."""
         if self._schedule.push_sum:
-            self._weight = [keras.Variable(1.0, name="weight_passed_on", dtype="float32", trainable=False)]
+            dtype = worker_weights.exact_dtype(self._variables).name
+            self._weight = [keras.Variable(1.0, name="weight_passed_on", dtype=dtype, trainable=False)]
 
     def memory(self) -> list[ShardedState]:
         """Return the weight that this worker has."""
@@ -99,9 +100,14 @@ class Neighbours(Meeting):
         wire_bytes = neighbours * worker_weights.bytes_of(exchanged)
         return Load(wire_bytes, stepping_seconds=self._write_seconds(exchanged))
 
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
+
     def _meet(self, number: int) -> None:
-        variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
-        values = [tf.cast(one, tf.float32) for one in worker_weights.read(variables)]
+        variables = self._variables
+        dtype = worker_weights.exact_dtype(variables)
+        values = [tf.cast(one, dtype) for one in worker_weights.read(variables)]
         sizes = [tf.TensorShape(one.shape).num_elements() for one in values]
         flat = tf.concat([tf.reshape(one, [-1]) for one in values], axis=0)
         if self._weight:

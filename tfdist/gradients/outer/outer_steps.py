@@ -76,11 +76,11 @@ class _Fragment:
     def __init__(self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
         self.number = number
         self.pieces = pieces
-        self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype="float32", trainable=True)
+        self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype=values.dtype.name, trainable=True)
         self.optimizer = optimizer_of(_default_optimizer if schedule.outer is None else schedule.outer)
         self.optimizer.build([self.agreed])
         codec = codec_of(schedule.wire)
-        states = [] if codec is None else codec.init(tf.TensorSpec(values.shape, tf.float32))
+        states = [] if codec is None else codec.init(tf.TensorSpec(values.shape, values.dtype))
         self.rules = [state.rule for state in states]
         self.memory = [
             keras.Variable(one.initial, name=f"memory_{number}_{i}", dtype=one.initial.dtype.name, trainable=False)
@@ -103,15 +103,16 @@ class _Flight(NamedTuple):
 class _Landing:
     """The variables that keep what has arrived for backups; one fragment at a time is under way, so all share them."""
 
-    def __init__(self, numbers: int, states: list[keras.Variable]) -> None:
-        def zeros(name: str, shape: Any) -> keras.Variable:
-            return keras.Variable(tf.zeros(shape), name=name, dtype="float32", trainable=False)
+    def __init__(self, numbers: int, dtype: tf.DType, states: list[keras.Variable]) -> None:
+        def zeros(name: str, shape: Any, dtype: tf.DType) -> keras.Variable:
+            return keras.Variable(tf.zeros(shape, dtype), name=name, dtype=dtype.name, trainable=False)
 
         #: 1 plus the number of the fragment that was sent, or 0
         self.awaited = keras.Variable(0, name="awaited_fragment", dtype="int64", trainable=False)
-        self.mean = zeros("arrived", [numbers])
-        self.own = zeros("sent", [numbers])
-        self.states = [zeros(f"arrived_state_{i}", one.shape) for i, one in enumerate(states)]
+        self.mean = zeros("arrived", [numbers], dtype)
+        self.own = zeros("sent", [numbers], dtype)
+        kinds = [worker_weights.exact_dtype([one]) for one in states]
+        self.states = [zeros(f"arrived_state_{i}", one.shape, kinds[i]) for i, one in enumerate(states)]
 
     def store(self, flight: _Flight) -> None:
         """Wait for a fragment, and keep it."""
@@ -152,7 +153,8 @@ class OuterSteps(Meeting):
         ]
         if self._schedule.delay:
             states = worker_weights.states_of(self._model)
-            self._landing = _Landing(max(one.numbers for one in self._fragments), states)
+            most = max(one.numbers for one in self._fragments)
+            self._landing = _Landing(most, worker_weights.exact_dtype(weights), states)
 
     def begin(self) -> None:
         """Agree on the model's weights; exchanges that are under way are discarded."""
@@ -231,7 +233,7 @@ class OuterSteps(Meeting):
         if self._codec is None:
             return Load(self._all_reduced_bytes([one.agreed]) + states, stepping_seconds=stepping)
         (cost,) = agreed_costs(self._group.traced.collective, [self._codec])
-        sent = self._codec.wire_bytes(tf.TensorSpec([one.numbers], tf.float32), workers)
+        sent = self._codec.wire_bytes(tf.TensorSpec([one.numbers], one.agreed.dtype), workers)
         return Load(sent + states, cost.seconds + cost.seconds_per_element * one.numbers, stepping)
 
     def _stepping_seconds(self, one: _Fragment) -> float:
@@ -254,8 +256,9 @@ class OuterSteps(Meeting):
     def _values(self, pieces: list[fragments.Piece]) -> tf.Tensor:
         """Return the current numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
+        dtype = worker_weights.exact_dtype(weights)
         parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end) for piece in pieces]
-        return tf.concat(parts, axis=0)
+        return tf.concat([tf.cast(part, dtype) for part in parts], axis=0)
 
     def _write(self, pieces: list[fragments.Piece], values: tf.Tensor) -> None:
         """Assign the numbers of a fragment."""

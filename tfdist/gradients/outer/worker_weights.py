@@ -67,6 +67,11 @@ def is_floating(variable: keras.Variable) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
 
 
+def exact_dtype(variables: Sequence[keras.Variable]) -> tf.DType:
+    """Return the dtype for numbers of all these variables: float32, or float64 if one has that."""
+    return tf.float64 if any(tf.as_dtype(one.dtype) == tf.float64 for one in variables) else tf.float32
+
+
 def bytes_of(variables: Sequence[keras.Variable]) -> int:
     return sum(int(tf.TensorShape(one.shape).num_elements()) * tf.as_dtype(one.dtype).size for one in variables)
 
@@ -112,12 +117,12 @@ def write(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> N
 
 
 def read_part(variable: keras.Variable, begin: int, end: int) -> tf.Tensor:
-    """Return the numbers from `begin` up to `end` of the flattened variable, in float32.
+    """Return the numbers from `begin` up to `end` of the flattened variable.
 
     Drop them before the next step: while they exist, an update of the variable may first copy it.
     """
     flat = tf.reshape(read([variable])[0], [-1])
-    return tf.cast(flat if (begin, end) == (0, flat.shape[0]) else flat[begin:end], tf.float32)
+    return flat if (begin, end) == (0, flat.shape[0]) else flat[begin:end]
 
 
 def write_part(variable: keras.Variable, begin: int, values: tf.Tensor) -> None:

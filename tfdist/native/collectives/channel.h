@@ -61,7 +61,6 @@ class Channel {
   int descriptor() const { return connection_.get(); }
   bool is_open() const { return static_cast<bool>(connection_); }
   bool wants_to_write() const { return is_open() && (!queue_.empty() || !control_.empty()); }
-  const std::string& error() const { return error_; }  // empty unless it is closed
   const std::string& member() const { return member_; }
   bool is_waited_for() const { return !outgoing_.empty() || !queue_.empty() || waiting_ > 0; }
 
@@ -132,7 +131,7 @@ class Channel {
   bool broken();
 
   const std::string member_;
-  std::string error_;
+  std::string error_;  // empty unless it is closed
   std::vector<char> remains_;  // of a frame whose message was given up
   std::string farewell_;        // of this member
   std::string other_farewell_;  // of the other

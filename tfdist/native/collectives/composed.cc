@@ -1,7 +1,6 @@
 #include "composed.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -137,10 +136,6 @@ std::vector<std::vector<int>> by_host(const Hosts& hosts) {
 Algorithm algorithm_of(const Hosts& hosts, std::size_t bytes, int members, DType dtype) {
   if (hosts.algorithm.has_value()) return *hosts.algorithm;
   return is_exact(dtype) ? choose(bytes, members, hosts.line) : choose_in_rank_order(bytes, members, hosts.line);
-}
-
-void copy(void* into, const void* from, std::size_t bytes) {
-  if (bytes > 0 && into != from) std::memcpy(into, from, bytes);
 }
 
 // What the steps of an all_reduce share.

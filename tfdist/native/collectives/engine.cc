@@ -175,21 +175,17 @@ void Engine::run() {
   Clock::time_point moved = Clock::now(), looked = moved;
   while (!stopping_) {
     const std::uint32_t seen = me().bell.load(std::memory_order_seq_cst);
-    if (advance_all()) {
-      moved = Clock::now();
-      continue;
-    }
+    const bool moves = advance_all();
     const Clock::time_point now = Clock::now();
-    if (now - looked >= kLook) {
+    if (moves) moved = now;
+    if (now - looked >= kLook) {  // also while something moves all the time, or others would take this member for lost
       look_after();
       looked = now;
-      continue;
-    }
-    if (!live_.empty() && now - moved < (together_ ? kSpin : kHaste)) {
+    } else if (!moves && !live_.empty() && now - moved < (together_ ? kSpin : kHaste)) {
       pause();
-      continue;
+    } else if (!moves) {
+      rest(seen, live_.empty() && transport_ == nullptr ? kRest : kLook);
     }
-    rest(seen, live_.empty() && transport_ == nullptr ? kRest : kLook);
   }
   fail_all(std::string(kBroken) + "they were stopped");
   close_transport();
@@ -334,7 +330,11 @@ void Engine::end(const std::string& cause) {
   Header& head = segment_->header();
   std::uint64_t whole = 0;
   if (head.broken.compare_exchange_strong(whole, 1)) {
-    std::snprintf(head.reason, sizeof head.reason, "%s", cause.c_str());
+    std::size_t size = std::min(cause.size(), sizeof head.reason - 1);
+    // Not within a character of UTF-8: Python could not read it, and would raise an error of its own.
+    while (size > 0 && size < cause.size() && (cause[size] & 0xC0) == 0x80) --size;
+    cause.copy(head.reason, size);
+    head.reason[size] = '\0';
     head.broken.store(2, std::memory_order_release);
   }
   for (std::size_t i = 0; i < segment_->layout().members; ++i) ring(segment_->member(i));

@@ -56,8 +56,7 @@ class Measurement final : public Operation {
       return;
     }
     inner_ = std::make_unique<PlannedOperation>(call_.transport, call_.members, plan,
-                                                PlannedOperation::Arrays{memory_.data()}, step().id,
-                                                call_.timeout_seconds);
+                                                PlannedOperation::Arrays{memory_.data()}, step().id);
     begun_ = Clock::now();
   }
 
@@ -93,7 +92,7 @@ class Measurement final : public Operation {
 std::unique_ptr<Operation> measure_line(const Call& call, Line* line) {
   if (call.members.size() > 1) return std::make_unique<Measurement>(call, line);
   *line = {0, std::numeric_limits<double>::infinity()};
-  return std::make_unique<PlannedOperation>(call.transport, call.members, Plan(), PlannedOperation::Arrays{}, call.id, 0.0);
+  return std::make_unique<PlannedOperation>(call.transport, call.members, Plan(), PlannedOperation::Arrays{}, call.id);
 }
 
 }  // namespace tfdist::collectives

@@ -82,8 +82,6 @@ struct Frame {
 
 static_assert(sizeof(Frame) == 32);
 
-constexpr bool has_body(Kind kind) { return kind == Kind::kEager || kind == Kind::kGranted || kind == Kind::kLeave; }
-
 }  // namespace tfdist::collectives
 
 #endif  // TFDIST_NATIVE_COLLECTIVES_MESSAGE_H_

@@ -32,9 +32,7 @@ class PlannedOperation final : public Operation {
     Op op = Op::kSum;
   };
 
-  // It fails by itself after `timeout_seconds`; 0: never.
-  PlannedOperation(Transport& transport, Members members, const Plan& plan, const Arrays& arrays, std::uint64_t id,
-                   double timeout_seconds);
+  PlannedOperation(Transport& transport, Members members, const Plan& plan, const Arrays& arrays, std::uint64_t id);
   ~PlannedOperation() override { cancel(); }
 
   // For messages: whom it waits for, and whether they answer.
@@ -70,8 +68,6 @@ class PlannedOperation final : public Operation {
   const Arrays arrays_;
   const std::size_t item_;  // bytes of an element
   const std::uint64_t id_;
-  const double timeout_seconds_;
-  Clock::time_point begun_{};
   bool is_begun_ = false;
   bool is_over_ = false;
   std::vector<Running> steps_;

@@ -1,7 +1,6 @@
 #include "replicas.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "helpers.h"
@@ -11,10 +10,6 @@ namespace tfdist::collectives {
 namespace {
 
 constexpr std::size_t kChunk = 128 * 1024;  // of a part that one thread does: it stays in a near cache
-
-void copy(void* into, const void* from, std::size_t bytes) {
-  if (bytes > 0 && into != from) std::memcpy(into, from, bytes);
-}
 
 // Reduces bytes that lie in each replica's memory into all of `into`, of which any may be one of `from`.
 void reduce_chunk(DType dtype, Op op, const std::vector<const char*>& from, const std::vector<char*>& into,

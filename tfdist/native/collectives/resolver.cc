@@ -15,6 +15,7 @@ constexpr auto kBetweenQuestions = std::chrono::milliseconds(500);
 struct Resolver::State {
   struct One {
     Address address;
+    bool is_name;
     std::vector<SocketAddress> found;
     std::string error = "its name is being looked up";
   };
@@ -32,9 +33,10 @@ Resolver::Resolver(const std::vector<Address>& addresses, Resolve resolve)
     : state_(std::make_shared<State>(std::move(resolve))) {
   bool has_names = false;
   for (const Address& address : addresses) {
-    State::One one{address, resolve_number(address)};
-    has_names = has_names || one.found.empty();
-    state_->all.push_back(std::move(one));
+    std::vector<SocketAddress> number = resolve_number(address);
+    const bool is_name = number.empty();
+    has_names = has_names || is_name;
+    state_->all.push_back({address, is_name, std::move(number)});
   }
   if (has_names) std::thread([state = state_] { ask(state); }).detach();
 }
@@ -54,19 +56,17 @@ std::vector<SocketAddress> Resolver::find(std::size_t index, std::string* error)
 
 void Resolver::ask(const std::shared_ptr<State>& state) {
   for (;;) {
-    bool is_complete = true;
     for (State::One& one : state->all) {  // this thread alone writes to them
-      if (!one.found.empty()) continue;
+      if (!one.is_name) continue;
       std::string error;
       std::vector<SocketAddress> found = state->resolve(one.address, &error);
       const std::lock_guard<std::mutex> guard(state->mutex);
       if (!state->is_wanted) return;
-      is_complete = is_complete && !found.empty();
-      one.found = std::move(found);
+      if (!found.empty()) one.found = std::move(found);
       one.error = error;
     }
     std::unique_lock<std::mutex> lock(state->mutex);
-    if (is_complete || state->ended.wait_for(lock, kBetweenQuestions, [&] { return !state->is_wanted; })) return;
+    if (state->ended.wait_for(lock, kBetweenQuestions, [&] { return !state->is_wanted; })) return;
   }
 }
 

@@ -13,9 +13,9 @@
 
 namespace tfdist::collectives {
 
-// Numbers are resolved at once. Names are asked for in a thread, again and again until all are known: a host's name may be
-// entered after its process has started. When the resolver goes, the thread ends by itself, when the call that it is in
-// returns; nobody waits for it.
+// Numbers are resolved at once. Names are asked for in a thread, again and again: a host's name may be entered after its
+// process has started, and until then may lead to the host that had it before. When the resolver goes, the thread ends by
+// itself, when the call that it is in returns; nobody waits for it.
 class Resolver {
  public:
   using Resolve = std::function<std::vector<SocketAddress>(const Address&, std::string* error)>;
@@ -26,7 +26,7 @@ class Resolver {
   Resolver(const Resolver&) = delete;
   Resolver& operator=(const Resolver&) = delete;
 
-  // What an address has; none, and why in `error`, where that is not known yet.
+  // What an address has, as of the last answer; none, and why in `error`, where there has been none.
   std::vector<SocketAddress> find(std::size_t index, std::string* error) const;
 
  private:

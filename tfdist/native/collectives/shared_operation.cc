@@ -1,7 +1,6 @@
 #include "shared_operation.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "bell.h"
 #include "signature.h"
@@ -179,10 +178,6 @@ std::size_t total_of(const std::vector<Piece>& pieces) {
   std::size_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
   return total;
-}
-
-void copy(void* into, const void* from, std::size_t bytes) {
-  if (bytes > 0 && into != from) std::memcpy(into, from, bytes);
 }
 
 class AllReduce final : public SharedOperation {

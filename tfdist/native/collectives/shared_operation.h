@@ -9,6 +9,7 @@
 #define TFDIST_NATIVE_COLLECTIVES_SHARED_OPERATION_H_
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -36,6 +37,11 @@ struct Piece {
   char* into;
   std::size_t bytes;
 };
+
+// Copies bytes, unless they are there already; of none both places may be null.
+inline void copy(void* into, const void* from, std::size_t bytes) {
+  if (bytes > 0 && into != from) std::memcpy(into, from, bytes);
+}
 
 class SharedOperation : public Operation {
  public:

@@ -9,7 +9,7 @@ namespace {
 using Arrays = PlannedOperation::Arrays;
 
 std::unique_ptr<Operation> planned(const Call& call, const Plan& plan, const Arrays& arrays) {
-  return std::make_unique<PlannedOperation>(call.transport, call.members, plan, arrays, call.id, call.timeout_seconds);
+  return std::make_unique<PlannedOperation>(call.transport, call.members, plan, arrays, call.id);
 }
 
 // An all_reduce whose partial sums are of a wider dtype than its numbers: rounded once, when all is added up.

@@ -22,7 +22,6 @@ struct Call {
   Transport& transport;
   Members members;
   std::uint64_t id;
-  double timeout_seconds = 0;  // after which it fails; 0: it waits for as long as the members live
 };
 
 // The sum, minimum or maximum of `count` elements, in place. The result is the same to the bit on all members. Sums of

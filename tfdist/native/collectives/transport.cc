@@ -10,7 +10,7 @@
 namespace tfdist::collectives {
 namespace {
 
-constexpr std::uint64_t kJoining = 0, kTimer = 1, kFirstMember = 2;
+constexpr std::uint64_t kJoining = 0, kPings = 1, kFirstMember = 2;
 // How often a member that waits asks the others whether they are there.
 constexpr auto kBetweenPings = std::chrono::milliseconds(500);
 constexpr auto kFarewell = std::chrono::milliseconds(100);
@@ -36,7 +36,7 @@ Transport::Transport(const Membership& membership, Descriptor listener)
   const timespec interval{0, std::chrono::nanoseconds(kBetweenPings).count()};
   const itimerspec times{interval, interval};
   timerfd_settime(timer_.get(), 0, &times, nullptr);
-  event.data.u64 = kTimer;
+  event.data.u64 = kPings;
   epoll_ctl(events_.get(), EPOLL_CTL_ADD, timer_.get(), &event);
   if (joining_->complete()) joining_.reset();
 }
@@ -96,7 +96,7 @@ bool Transport::progress() {
     if (id == kJoining) {
       join();
       moved = true;
-    } else if (id == kTimer) {
+    } else if (id == kPings) {
       std::uint64_t ticks;
       (void)!read(timer_.get(), &ticks, sizeof ticks);
       ask();

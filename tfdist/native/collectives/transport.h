@@ -64,9 +64,6 @@ class Transport {
 
   int rank() const { return membership_.rank; }
   int size() const { return static_cast<int>(membership_.members.size()); }
-  bool is_joined() const { return joining_ == nullptr; }
-  // Why a member's messages fail; empty while they do not.
-  const std::string& error(int member) const { return channels_[member]->error(); }
   // For messages: "member 2 (10.0.0.3:4000)".
   const std::string& name(int member) const { return channels_[member]->member(); }
   // For how long a member has not answered; 0 for one that is not connected, or answers.
