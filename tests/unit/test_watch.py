@@ -412,7 +412,9 @@ def test_metrics_and_their_names_in_the_documentation(page: Page) -> None:
     assert samples["tfdist_step_seconds", "1", "backward"] > samples["tfdist_step_seconds", "0", "backward"]
     assert samples["tfdist_steps_total", "0", None] == 1
     assert samples["tfdist_failures_total", None, None] == 1
-    assert samples["tfdist_alerts_total", "1", None] == 1
+    alerts = {(one.labels["alert"], one.labels["rank"]): one.value for one in families["tfdist_alerts"].samples}
+    assert alerts["straggler", "1"] == 1
+    assert alerts["loss_not_finite", ""] == alerts["slow_worker", "0"] == 0  # there before they are raised
     text = resources.pages()["monitoring-exporters"].read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(tfdist_(?!gpu)\w+)`", text, re.MULTILINE))
     assert documented == {sample.name for sample in every}
