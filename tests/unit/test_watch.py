@@ -110,8 +110,14 @@ def test_what_a_process_uses() -> None:
     assert (mine.look().cpu or 0) > 0  # since the look before
 
 
-def test_the_job_is_found_by_the_beginning_of_its_id(job: Path, tmp_path: Path) -> None:
+def test_the_job_is_found_by_the_beginning_of_its_id(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert observing.found("", [job])[0] == JOB
+    theirs = tmp_path / "theirs" / "tfdist-job-4a-of-another-user"
+    theirs.mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != theirs)
+    assert observing.found("", [job, theirs.parent])[0] == JOB
     with refused(ConfigError, name="JOB", received="4", mentions=[JOB]):
         observing.found("4", [job])
     with refused(ConfigError, name="JOB", received=""):

@@ -5,6 +5,7 @@ Loads no TensorFlow.
 
 import contextlib
 import math
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,7 @@ def of_model(
 
 
 def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "") -> tuple[str, Path]:
-    """Return the id and the directory of the running job whose id begins with ``job``; empty for the only job.
+    """Return the id and the directory of this user's running job whose id begins with ``job``; empty: the only one.
 
     Errors end with ``instead``, a sentence about what else the user may name.
     """
@@ -162,6 +163,8 @@ def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "")
     for place in places:
         for path in place.glob(f"{PREFIX}*/"):
             name = job_of(path)
+            if not os.access(path, os.R_OK | os.X_OK):  # another user's
+                continue
             if name not in jobs or _known_from(path) > _known_from(jobs[name]):
                 jobs[name] = path
     fitting = sorted(one for one in jobs if one.startswith(job))
