@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from tfdist.monitor.phases import Kind
 from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
+from tfdist.monitor.verdict.step_parts import timeline
 from tfdist.monitor.watch import event_log, observing, terminal
 from tfdist.monitor.watch.resource_usage import Process, Usage
 from tfdist.monitor.watch.server import POINTS, Page
@@ -451,8 +453,15 @@ def test_every_event_has_a_sentence(event: str) -> None:
     assert sentence({"event": event})
 
 
+def test_a_loss_that_is_no_number_is_shown_and_one_that_was_not_seen_is_not() -> None:
+    steps = timeline(simulated(2))
+    odd = replace(steps, loss=np.full_like(steps.loss, math.nan))
+    assert math.isnan(observing.recorded(odd, 1)["loss"])
+    assert observing.recorded(replace(odd, has_loss=np.zeros_like(steps.has_loss)), 1)["loss"] is None
+
+
 def test_what_is_no_number_is_none_in_json() -> None:
-    one = WorkerView(worker=0, parts={}, loss=math.inf, gradient_norm=math.inf)
+    one = WorkerView(worker=0, parts={}, loss=math.nan, gradient_norm=math.inf)
     found = Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=(one,)).as_json()
     assert json.loads(json.dumps(found, allow_nan=False))["workers"][0]["gradient_norm"] is None
 

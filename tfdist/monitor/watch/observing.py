@@ -4,7 +4,6 @@ Loads no TensorFlow.
 """
 
 import contextlib
-import math
 import os
 import tempfile
 import time
@@ -130,12 +129,12 @@ def recorded(recent: Timeline | None, worker: int) -> dict[str, Any]:
         return {"parts": {}}
     place = recent.ranks.index(worker)
     means = recent.parts[:, place].mean(axis=0)
-    loss, norms = float(recent.loss[-1, place]), recent.gradient_norm[:, place]
+    norms = recent.gradient_norm[:, place]
     norms = norms[~np.isnan(norms)]
     return {
         "parts": {part.label: float(means[part]) for part in Part},
         "hidden": float(recent.hidden[:, place].mean()),
-        "loss": None if math.isnan(loss) else loss,
+        "loss": float(recent.loss[-1, place]) if recent.has_loss[-1, place] else None,
         "gradient_norm": float(norms[-1]) if len(norms) else None,
         "steps_per_second": 1.0 / float(recent.step[:, place].mean()),
     }
