@@ -29,15 +29,16 @@ from tfdist.cli.main import main
 from tfdist.cluster.job_files import event_copy, progress_file, steps_folder
 from tfdist.errors import ConfigError
 from tfdist.jobs.agent.restart_reporter import EventFile
+from tfdist.monitor.exporters import html_exporter
 from tfdist.monitor.phases import Kind
 from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
-from tfdist.monitor.verdict.step_parts import timeline
+from tfdist.monitor.verdict.step_parts import Part, timeline
 from tfdist.monitor.watch import event_log, observing, terminal
 from tfdist.monitor.watch.resource_usage import Process, Usage
 from tfdist.monitor.watch.server import POINTS, Page
-from tfdist.monitor.watch.snapshot import LABELS, Snapshot, WorkerView, sentence
+from tfdist.monitor.watch.snapshot import Snapshot, WorkerView, sentence
 
 JOB = "3f9ac1d2aa"
 
@@ -338,7 +339,8 @@ def test_the_page_asks_for_nothing_from_elsewhere(page: Page) -> None:
     assert set(re.findall(r"https?://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}
     assert not re.findall(r"(?:src|href)=", html)
     assert "innerHTML" not in html
-    for label in LABELS:
+    assert set(terminal.COLORS) == set(html_exporter.COLORS) == {part.label for part in Part}
+    for label in terminal.COLORS:
         assert re.search(rf"\b{label}:", html), f"no color for {label}"
 
 
@@ -464,7 +466,3 @@ def test_what_is_no_number_is_none_in_json() -> None:
     one = WorkerView(worker=0, parts={}, loss=math.nan, gradient_norm=math.inf)
     found = Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=(one,)).as_json()
     assert json.loads(json.dumps(found, allow_nan=False))["workers"][0]["gradient_norm"] is None
-
-
-def test_parts_are_those_of_the_verdict() -> None:
-    assert len(LABELS) == len(set(LABELS)) == np.shape(LABELS)[0]
