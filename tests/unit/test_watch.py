@@ -119,6 +119,7 @@ def test_the_job_is_found_by_the_beginning_of_its_id(
     assert observing.found("", [job])[0] == JOB
     theirs = tmp_path / "theirs" / "tfdist-job-4a-of-another-user"
     theirs.mkdir(parents=True)
+    (theirs.parent / "tfdist-job-5b-of-a-search").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: path != theirs)
     assert observing.found("", [job, theirs.parent])[0] == JOB
     with refused(ConfigError, name="JOB", received="4", mentions=[JOB]):

@@ -167,6 +167,8 @@ def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "")
             if name not in jobs or _known_from(path) > _known_from(jobs[name]):
                 jobs[name] = path
     fitting = sorted(one for one in jobs if one.startswith(job))
+    # folders of searches and builds look like those of jobs that have not begun
+    fitting = [one for one in fitting if _known_from(jobs[one])] or fitting
     if len(fitting) == 1:
         return fitting[0], jobs[fitting[0]]
     if not jobs:
