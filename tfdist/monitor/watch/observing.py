@@ -174,7 +174,7 @@ def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "")
     if not jobs:
         what = f"JOB is {job!r}, and no" if job else "No"
         raise ConfigError(
-            f"{what} job of tfdist runs on this machine.{instead and ' ' + instead}",
+            f"{what} job of tfdist runs on this machine as this user.{instead and ' ' + instead}",
             name="JOB",
             received=job,
         )
@@ -182,7 +182,7 @@ def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "")
         what = "Several jobs of tfdist run on this machine"
     else:
         what = f"JOB is {job!r}; {'no' if not fitting else 'more than one'} job has an id like it"
-    known = f"These run: {', '.join(sorted(jobs))}. Give the beginning of one's id."
+    known = f"These run: {', '.join(fitting or sorted(jobs))}. Give the beginning of one's id."
     raise ConfigError(f"{what}. {known}{instead and ' ' + instead}", name="JOB", received=job)
 
 
