@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
@@ -89,7 +90,7 @@ def test_a_look(job: Path) -> None:
     assert json.loads(json.dumps(found.as_json()))["workers"][1]["worker"] == 1
 
 
-def test_what_a_process_uses() -> None:
+def test_what_a_process_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = "import sys; print('runs', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -111,6 +112,14 @@ def test_what_a_process_uses() -> None:
         pass
     assert before.cpu is not None
     assert (mine.look().cpu or 0) > 0  # since the look before
+
+    def missing(process: psutil.Process) -> None:
+        raise NotImplementedError  # as where the kernel is gVisor's
+
+    monkeypatch.setattr(psutil.Process, "num_ctx_switches", missing)
+    found = mine.look()
+    assert found.memory is not None
+    assert "preemptions_per_second" not in found.others
 
 
 def test_the_job_is_found_by_the_beginning_of_its_id(
