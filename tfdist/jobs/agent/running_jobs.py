@@ -245,10 +245,12 @@ def worker_pages(folders: Sequence[Path] | None = None) -> dict[str, tuple[Worke
 def stalled_workers(
     pages: Mapping[str, Sequence[WorkerStatus]], *, now: float, stall_seconds: float
 ) -> tuple[str, ...]:
-    """A sentence for each worker without progress for too long; a silent or ended worker is not blamed."""
+    """A sentence for each worker without progress for too long; a silent, ended or standby worker is not blamed."""
     return tuple(
         f"worker {worker} ({path}) has been {said.activity.name.lower()} for {now - said.changed:.0f} s"
         for path, workers in pages.items()
         for worker, said in enumerate(workers)
-        if said.changed and said.activity is not Activity.ENDED and now - said.changed > stall_seconds
+        if said.changed
+        and said.activity not in (Activity.ENDED, Activity.RESERVE)
+        and now - said.changed > stall_seconds
     )
