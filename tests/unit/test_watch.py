@@ -440,6 +440,19 @@ def test_metrics_and_their_names_in_the_documentation(page: Page) -> None:
     assert documented == {sample.name for sample in every}
 
 
+def test_an_export_that_is_asked_to_end_writes_once_more(job: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "tfdist", "export", JOB, f"html:{page}"]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(job)}) as process:
+        deadline = time.monotonic() + 100
+        while not page.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        page.unlink()
+        process.terminate()  # as systemd and `docker stop` do
+    assert process.returncode == 0
+    assert page.exists()
+
+
 def test_a_port_that_is_taken(page: Page, job: Path) -> None:
     with refused(ConfigError, name="--port", received=page.port):
         Page(observing.Observer(folders=[job]), port=page.port)
