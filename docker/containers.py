@@ -172,7 +172,7 @@ def specification(
     process = template["process"]
     process |= {"terminal": False, "args": [*config["Entrypoint"], *command], "cwd": config["WorkingDir"]}
     process["user"] = {"uid": int(uid), "gid": int(gid)}
-    variables = {"HOME": "/home/tfdist", "HOSTNAME": hostname, **environment}
+    variables = {"HOSTNAME": hostname, **environment}
     process["env"] = [*config["Env"], *(f"{name}={value}" for name, value in variables.items())]
     process["capabilities"] = {}
     process["rlimits"] = []  # those of this machine

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import keras
 import numpy as np
-from sklearn import datasets
 
 from tfdist.bench.suite import Report, Suite, Table, Told, option, quartiles, untold
 from tfdist.cli.bench.suite_command import suite_command
@@ -26,11 +24,9 @@ from tfdist.federated import (
     NormClipping,
     Participation,
     TrimmedMean,
-    simulate,
     split_dirichlet,
     split_iid,
 )
-from tfdist.federated.robust.lying_clients import read
 from tfdist.planner import machine
 
 __all__ = ["ATTACKS", "RULES", "SPLITS", "LiarsBench", "LiarsReport", "command"]
@@ -87,6 +83,9 @@ class LiarsBench(Suite):
         return LiarsReport(setup=self, accuracy=found, machine=about)
 
     def _accuracy(self, app: App, name: str, attack: str, seed: int) -> float:
+        from tfdist.federated import simulate  # these load Keras, which `--help` does not need
+        from tfdist.federated.robust.lying_clients import read
+
         app = _Shared(**{**vars(app), "aggregator": rule(name, self.liars)})
         liars = None if attack == NO_ATTACK else read(f"{self.part}:{attack}")
         return simulate(app, rounds=self.rounds, seed=seed, liars=liars).rounds[-1].evaluation["accuracy"]
@@ -119,7 +118,9 @@ def _trainer() -> Any:
     return App(_make_model, [()], FedAvg(epochs=1, batch_size=16)).trainer()
 
 
-def _make_model() -> keras.Model:
+def _make_model() -> Any:
+    import keras
+
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -128,6 +129,8 @@ def _make_model() -> keras.Model:
 
 
 def _app(setup: LiarsBench, split: str, seed: int) -> App:
+    from sklearn import datasets
+
     x, y = datasets.load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
     order = np.random.default_rng(seed).permutation(len(y))

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-from sklearn import datasets
 
 from benchmarks.peer_environment import PeerEnvironment
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
-from tfdist.federated import App, FedAvg, simulate, split_dirichlet
+from tfdist.federated import App, FedAvg, split_dirichlet
 from tfdist.planner import machine
 
 __all__ = ["RoundsBench", "RoundsReport", "command"]
@@ -66,6 +64,8 @@ class RoundsBench(Suite):
 
 def _split(setup: RoundsBench, seed: int) -> tuple[list[Any], Any]:
     """The examples of each client, and the test examples."""
+    from sklearn import datasets
+
     x, y = datasets.load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
     order = np.random.default_rng(seed).permutation(len(y))
@@ -74,7 +74,9 @@ def _split(setup: RoundsBench, seed: int) -> tuple[list[Any], Any]:
     return parts, (x[test], y[test])
 
 
-def _make_model() -> keras.Model:
+def _make_model() -> Any:
+    import keras
+
     layer = keras.layers.Dense(10, activation="softmax", kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((64,)), layer])
     model.compile(keras.optimizers.SGD(_RATE), "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -82,6 +84,8 @@ def _make_model() -> keras.Model:
 
 
 def _simulated(setup: RoundsBench, parts: list[Any], test: Any, seed: int) -> dict[str, list[float]]:
+    from tfdist.federated import simulate  # loads Keras, which `--help` does not need
+
     app = App(_make_model, parts, FedAvg(batch_size=_BATCH), test_data=test)
     found = simulate(app, rounds=setup.rounds, seed=seed).rounds
     return {

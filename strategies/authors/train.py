@@ -6,14 +6,13 @@ tfdist federated simulate strategies/authors/train.py  # the rounds of `app`, wi
 
 import argparse
 import ast
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import keras
 import numpy as np
 
 from tfdist.federated import App, FedAvg, Participation, simulate
+from tfdist.testing.installed_texts import python_files
 
 SEED = 17
 #: packages of Python and of Keras; each is an author, whose texts are its docstrings
@@ -24,9 +23,7 @@ CHARACTERS = [chr(code) for code in range(32, 127)]  # all others are spaces
 
 def docstrings(package: str) -> Iterator[str]:
     """The docstrings of a package's modules, classes and functions, in the order of its files."""
-    spec = importlib.util.find_spec(package)
-    folders = [] if spec is None else [Path(one) for one in spec.submodule_search_locations or ()]
-    for path in sorted(path for folder in folders for path in folder.rglob("*.py") if "test" not in path.stem):
+    for path in (path for path in python_files(package) if "test" not in path.stem):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 yield ast.get_docstring(node) or ""

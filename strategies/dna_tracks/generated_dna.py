@@ -1,6 +1,6 @@
 """Generated DNA with words to which proteins bind, and the reads that they draw, in records of Basenji's form."""
 
-import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ def write(path: Path, count: int, length: int, seed: int) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    under_way = path.with_suffix(f".{os.getpid()}")
+    under_way = path.with_suffix(f".{secrets.token_hex(8)}")  # containers of several hosts may have one PID
     with tf.io.TFRecordWriter(str(under_way), tf.io.TFRecordOptions(compression_type="ZLIB")) as writer:
         for letters, reads in zip(*sequences(count, length, seed), strict=True):
             one_hot = np.eye(4, dtype=bool)[letters]

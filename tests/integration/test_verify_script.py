@@ -256,6 +256,17 @@ def test_a_loop_of_ones_own_is_compared_step_by_step(verified: Verified) -> None
     assert momentum["size"] == pytest.approx(1.0, rel=1e-3)  # the gradient of two replicas is twice as large
 
 
+def test_texts_of_parts_are_those_of_the_whole_batch_whatever_their_lengths() -> None:
+    import tensorflow as tf
+
+    from tfdist.verify.proof.differences import other_batches
+    from tfdist.verify.proof.loop_steps import _digests
+
+    texts, here = tf.constant([["é", "of"], ["a longer one", "x"]]), tf.distribute.get_strategy()
+    whole, *parts = ([list(_digests(some, here))] for some in (texts, texts[:1], texts[1:]))
+    assert other_batches(parts, whole) == 0
+
+
 def test_what_cannot_be_compared_and_what_fails_are_told_apart(verified: Verified) -> None:
     code, (proof,), written = verified(START + BATCHES)
     assert (code, proof["outcome"]) == (3, "not_compared"), written

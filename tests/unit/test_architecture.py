@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import COMMANDS
 from tfdist import strategies
 from tfdist.cluster import strategy_table
 
@@ -433,7 +434,8 @@ print("changed", *changed)
 def test_these_modules_load_no_tensorflow_and_set_no_variable() -> None:
     modules = [s.module for s in sources() if s.package in LOADS_NO_TENSORFLOW and s.module not in RUN_BY_WORKERS]
     assert "tfdist.cluster.ports" in modules
-    command = [sys.executable, "-c", IMPORT_ALL, *modules, "benchmarks.searches.trials_race"]
+    modules += [f"benchmarks.{module}" for module, _ in COMMANDS.values()]  # for their `--help`
+    command = [sys.executable, "-c", IMPORT_ALL, *modules]
     quiet = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}  # a thread of MLflow's sets a variable, or is too late
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

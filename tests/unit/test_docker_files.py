@@ -147,6 +147,12 @@ def test_every_image_is_run_by_a_user_with_a_number_who_is_not_root() -> None:
         assert int(user[2]) > 0
 
 
+def test_any_user_can_write_in_the_home_of_an_image() -> None:
+    runtime = stages()["runtime"]
+    (home,) = re.findall(r"^ENV .*\bHOME=(\S+)", runtime, re.MULTILINE)
+    assert f"&& chmod 1777 {home} " in runtime
+
+
 def test_an_image_runs_any_command_below_a_process_that_passes_signals_on() -> None:
     for target in ("cpu", "gpu", "notebook"):
         assert json.loads(last("ENTRYPOINT", target)) == ["/usr/bin/tini", "--"]

@@ -1,5 +1,6 @@
 """Exporters' common ground: what is asked for by name, updates of a job, and a queue that nobody waits for."""
 
+import math
 import os
 import signal
 import threading
@@ -242,10 +243,12 @@ def test_curves_of_a_divided_step_have_points_where_a_part_lasts_no_time() -> No
 
     usual = {"input": 0.0, "forward": 5.0, "backward": 0.0, "communication": 0.0, "update": 2.0, "python": 1.0}
     steps = timeline(simulated(1, 5, usual=usual))
+    steps.loss[3] = math.nan
     found = {one.tag: one for one in of_steps(Point(step=4, time=0.0, steps=steps), 0)}
     assert found["step_seconds_histogram/backward"].histo.num == 5
     assert found["step_seconds/backward"].simple_value == 0
     assert "step_seconds/checkpoint" not in found
+    assert math.isnan(found["loss"].simple_value)
 
 
 def test_the_death_of_what_exports_is_one_warning(tmp_path: Path) -> None:

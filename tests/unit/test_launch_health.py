@@ -20,14 +20,15 @@ from tfdist.monitor.status import StatusTable
 def table(tmp_path: Path) -> Iterator[StatusTable]:
     folder = tmp_path / "tfdist-job-x"
     folder.mkdir()
-    made = StatusTable(progress_file(folder, restarts=3), 3)
+    made = StatusTable(progress_file(folder, restarts=3), 4)
     yield made
     made.close()
 
 
 def test_a_worker_that_stands_still_is_named_and_no_other(table: StatusTable, tmp_path: Path) -> None:
-    reporters = [StatusReporter(table.path, worker) for worker in (0, 1)]  # worker 2 has said nothing yet
+    reporters = [StatusReporter(table.path, worker) for worker in (0, 1, 2)]  # worker 3 has said nothing yet
     reporters[0].on_activity(Activity.ENDED, time.monotonic_ns())
+    reporters[2].on_activity(Activity.RESERVE, time.monotonic_ns())
     reporters[1].on_begin(0, Kind.TRAIN, time.monotonic_ns())
     reporters[1].on_activity(Activity.SAVING, time.monotonic_ns())
     pages, now = running_jobs.worker_pages([tmp_path]), time.monotonic()
@@ -53,8 +54,10 @@ def test_the_command(table: StatusTable, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(running_jobs.tempfile, "gettempdir", lambda: str(tmp_path))
     reporter = StatusReporter(table.path, 1)
     reporter.on_begin(0, Kind.TRAIN, time.monotonic_ns())
+    standby = StatusTable(progress_file(table.path.parent, restarts=4), 1, reserve=True)
     fine = CliRunner().invoke(cli.main, ["health"])
-    assert (fine.exit_code, absent(fine.output, "1 job,", "3 workers")) == (0, [])
+    assert (fine.exit_code, absent(fine.output, "1 job,", "5 workers")) == (0, [])
+    standby.close()
     stalled = CliRunner().invoke(cli.main, ["health", "--stall-seconds", "1e-9"])
     assert stalled.exit_code == 1
     assert "worker 1" in stalled.output

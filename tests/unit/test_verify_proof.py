@@ -135,7 +135,10 @@ def test_files_of_a_run_share_what_is_the_same(tmp_path: Path) -> None:
 
 
 def test_what_numpy_does_not_know_is_kept_without_a_pickle() -> None:
-    assert storable(np.array(["a", "bc"], object)).dtype.kind == "S"
+    texts, others = (storable(np.array([["é".encode()], [last]], object)) for last in ("bü", "bä"))
+    assert texts.tolist() == [["é".encode()], ["bü".encode()]]
+    assert names([step(1, prediction_a=[texts])], [step(1, prediction_a=[texts])]) == []
+    assert names([step(1, prediction_a=[texts])], [step(1, prediction_a=[others])]) == [(1, "prediction", "a")]
     assert storable(np.array([True])).dtype.kind == "b"
 
 

@@ -13,9 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,14 +30,16 @@ from tfdist.cli.main import main
 from tfdist.cluster.job_files import event_copy, progress_file, steps_folder
 from tfdist.errors import ConfigError
 from tfdist.jobs.agent.restart_reporter import EventFile
+from tfdist.monitor.exporters import html_exporter
 from tfdist.monitor.phases import Kind
 from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
+from tfdist.monitor.verdict.step_parts import Part, timeline
 from tfdist.monitor.watch import event_log, observing, terminal
 from tfdist.monitor.watch.resource_usage import Process, Usage
 from tfdist.monitor.watch.server import POINTS, Page
-from tfdist.monitor.watch.snapshot import LABELS, Snapshot, WorkerView, sentence
+from tfdist.monitor.watch.snapshot import Snapshot, WorkerView, sentence
 
 JOB = "3f9ac1d2aa"
 
@@ -86,7 +90,7 @@ def test_a_look(job: Path) -> None:
     assert json.loads(json.dumps(found.as_json()))["workers"][1]["worker"] == 1
 
 
-def test_what_a_process_uses() -> None:
+def test_what_a_process_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = "import sys; print('runs', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -109,9 +113,24 @@ def test_what_a_process_uses() -> None:
     assert before.cpu is not None
     assert (mine.look().cpu or 0) > 0  # since the look before
 
+    def missing(process: psutil.Process) -> None:
+        raise NotImplementedError  # as where the kernel is gVisor's
 
-def test_the_job_is_found_by_the_beginning_of_its_id(job: Path, tmp_path: Path) -> None:
+    monkeypatch.setattr(psutil.Process, "num_ctx_switches", missing)
+    found = mine.look()
+    assert found.memory is not None
+    assert "preemptions_per_second" not in found.others
+
+
+def test_the_job_is_found_by_the_beginning_of_its_id(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert observing.found("", [job])[0] == JOB
+    theirs = tmp_path / "theirs" / "tfdist-job-4a-of-another-user"
+    theirs.mkdir(parents=True)
+    (theirs.parent / "tfdist-job-5b-of-a-search").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != theirs)
+    assert observing.found("", [job, theirs.parent])[0] == JOB
     with refused(ConfigError, name="JOB", received="4", mentions=[JOB]):
         observing.found("4", [job])
     with refused(ConfigError, name="JOB", received=""):
@@ -330,7 +349,8 @@ def test_the_page_asks_for_nothing_from_elsewhere(page: Page) -> None:
     assert set(re.findall(r"https?://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}
     assert not re.findall(r"(?:src|href)=", html)
     assert "innerHTML" not in html
-    for label in LABELS:
+    assert set(terminal.COLORS) == set(html_exporter.COLORS) == {part.label for part in Part}
+    for label in terminal.COLORS:
         assert re.search(rf"\b{label}:", html), f"no color for {label}"
 
 
@@ -412,10 +432,25 @@ def test_metrics_and_their_names_in_the_documentation(page: Page) -> None:
     assert samples["tfdist_step_seconds", "1", "backward"] > samples["tfdist_step_seconds", "0", "backward"]
     assert samples["tfdist_steps_total", "0", None] == 1
     assert samples["tfdist_failures_total", None, None] == 1
-    assert samples["tfdist_alerts_total", "1", None] == 1
+    alerts = {(one.labels["alert"], one.labels["rank"]): one.value for one in families["tfdist_alerts"].samples}
+    assert alerts["straggler", "1"] == 1
+    assert alerts["loss_not_finite", ""] == alerts["slow_worker", "0"] == 0  # there before they are raised
     text = resources.pages()["monitoring-exporters"].read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(tfdist_(?!gpu)\w+)`", text, re.MULTILINE))
     assert documented == {sample.name for sample in every}
+
+
+def test_an_export_that_is_asked_to_end_writes_once_more(job: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "tfdist", "export", JOB, f"html:{page}"]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(job)}) as process:
+        deadline = time.monotonic() + 100
+        while not page.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        page.unlink()
+        process.terminate()  # as systemd and `docker stop` do
+    assert process.returncode == 0
+    assert page.exists()
 
 
 def test_a_port_that_is_taken(page: Page, job: Path) -> None:
@@ -443,11 +478,14 @@ def test_every_event_has_a_sentence(event: str) -> None:
     assert sentence({"event": event})
 
 
+def test_a_loss_that_is_no_number_is_shown_and_one_that_was_not_seen_is_not() -> None:
+    steps = timeline(simulated(2))
+    odd = replace(steps, loss=np.full_like(steps.loss, math.nan))
+    assert math.isnan(observing.recorded(odd, 1)["loss"])
+    assert observing.recorded(replace(odd, has_loss=np.zeros_like(steps.has_loss)), 1)["loss"] is None
+
+
 def test_what_is_no_number_is_none_in_json() -> None:
-    one = WorkerView(worker=0, parts={}, loss=math.inf, gradient_norm=math.inf)
+    one = WorkerView(worker=0, parts={}, loss=math.nan, gradient_norm=math.inf)
     found = Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=(one,)).as_json()
     assert json.loads(json.dumps(found, allow_nan=False))["workers"][0]["gradient_norm"] is None
-
-
-def test_parts_are_those_of_the_verdict() -> None:
-    assert len(LABELS) == len(set(LABELS)) == np.shape(LABELS)[0]

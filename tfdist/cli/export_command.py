@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import signal
 import sys
 from threading import Thread
 
@@ -48,7 +47,7 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
     enough = Flag()
     if not beside:
         feed = Feed(Observer(job), every=every, after=after)
-        with handled(lambda *_: enough.set(), (signal.SIGINT,)):
+        with handled(lambda *_: enough.set()):
             ended = export(feed, targets, warn=lambda text: click.echo(text, err=True), enough=enough)
         sys.exit(0 if ended else 1)
     logging.disable(logging.ERROR)  # silences libraries, because each failure is reported once by tfdist

@@ -1,6 +1,7 @@
 """``tfdist health``: report the jobs of this machine that make no progress."""
 
 import time
+from pathlib import Path
 
 import click
 
@@ -40,5 +41,5 @@ def command(*, stall_seconds: float) -> None:
         click.echo(sentence)
     if found:
         raise SystemExit(1)
-    workers = sum(len(said) for said in pages.values())
-    click.echo(f"{counted(len(pages), 'job')}, {counted(workers, 'worker')}, none stands still")
+    jobs, workers = {Path(path).parent for path in pages}, sum(len(said) for said in pages.values())
+    click.echo(f"{counted(len(jobs), 'job')}, {counted(workers, 'worker')}, none stands still")

@@ -46,7 +46,6 @@ class Activity(IntEnum):
     INPUT = 3  # it waits for data
     BETWEEN = 4  # no step is under way: callbacks, and whatever else the user does between steps, which has no bound
     SAVING = 5
-    VALIDATING = 6
     HELD = 7  # it was asked to stop, and waits for the number of the step
     ENDED = 8  # fit has returned, and no step is under way; or stops as it was asked to
     RESERVE = 9  # it is ready to step, and waits until it is needed

@@ -109,7 +109,7 @@ class StatusTable:
             file.write(words)
         self._words = Words(path, must_have=workers - 1)
         self._requests = 0
-        self._warnings = [0] * workers  # how many of each were returned
+        self._warnings = [(0, 0)] * workers  # how many of each were returned, and their bytes
         self.path = path
         self.workers = workers
 
@@ -124,12 +124,14 @@ class StatusTable:
     def new_warnings(self) -> list[str]:
         """Return the workers' warnings since the last call."""
         found = []
-        for worker, known in enumerate(self._warnings):
+        for worker, (known, begin) in enumerate(self._warnings):
             count = self._words.view[HEADER + worker * RECORD + Word.WARNINGS]
             if count > known:
-                lines = warnings_file(self.path, worker).read_text(encoding="utf-8", errors="replace").splitlines()
-                found += lines[known:count]
-                self._warnings[worker] = count
+                with open(warnings_file(self.path, worker), "rb") as file:
+                    file.seek(begin)
+                    lines = [file.readline() for _ in range(count - known)]
+                found += [line.decode(errors="replace").rstrip("\n") for line in lines]
+                self._warnings[worker] = count, begin + sum(map(len, lines))
         return found
 
     def show(self, worker: int, words: Sequence[int]) -> None:

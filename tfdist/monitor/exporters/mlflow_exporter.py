@@ -98,9 +98,9 @@ def of_point(point: Point) -> Iterator[Metric]:
         values = {f"step_seconds/{part.label}": float(steps.parts[:, place, part].mean()) for part in Part}
         values["step_seconds/hidden_communication"] = float(steps.hidden[:, place].mean())
         values["steps_per_second"] = len(whole) / max(float(whole.sum()), 1e-9)
-        losses = [float(loss) for loss in steps.loss[:, place] if not math.isnan(loss)]
-        if losses:
-            values["loss"] = sum(losses) / len(losses)
+        losses = steps.loss[steps.has_loss[:, place], place]
+        if len(losses):
+            values["loss"] = float(losses.mean())
         norms = [float(norm) for norm in steps.gradient_norm[:, place] if math.isfinite(norm)]
         if norms:
             values["gradient_norm"] = sum(norms) / len(norms)

@@ -80,9 +80,9 @@ def of_steps(point: Point, place: int) -> list[Any]:
     whole = steps.step[:, place]
     found += [scalar("step_seconds/step", whole.mean()), _histogram("step_seconds_histogram/step", whole)]
     found.append(scalar("steps_per_second", len(whole) / max(float(whole.sum()), 1e-9)))
-    losses = steps.loss[:, place]
-    if not np.isnan(losses).all():
-        found.append(scalar("loss", np.nanmean(losses)))
+    losses = steps.loss[steps.has_loss[:, place], place]
+    if len(losses):
+        found.append(scalar("loss", losses.mean()))
     norms = steps.gradient_norm[:, place]
     if not np.isnan(norms).all():
         found.append(scalar("gradient_norm", np.nanmean(norms)))

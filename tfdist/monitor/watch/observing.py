@@ -4,7 +4,7 @@ Loads no TensorFlow.
 """
 
 import contextlib
-import math
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -129,12 +129,12 @@ def recorded(recent: Timeline | None, worker: int) -> dict[str, Any]:
         return {"parts": {}}
     place = recent.ranks.index(worker)
     means = recent.parts[:, place].mean(axis=0)
-    loss, norms = float(recent.loss[-1, place]), recent.gradient_norm[:, place]
+    norms = recent.gradient_norm[:, place]
     norms = norms[~np.isnan(norms)]
     return {
         "parts": {part.label: float(means[part]) for part in Part},
         "hidden": float(recent.hidden[:, place].mean()),
-        "loss": None if math.isnan(loss) else loss,
+        "loss": float(recent.loss[-1, place]) if recent.has_loss[-1, place] else None,
         "gradient_norm": float(norms[-1]) if len(norms) else None,
         "steps_per_second": 1.0 / float(recent.step[:, place].mean()),
     }
@@ -153,7 +153,7 @@ def of_model(
 
 
 def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "") -> tuple[str, Path]:
-    """Return the id and the directory of the running job whose id begins with ``job``; empty for the only job.
+    """Return the id and the directory of this user's running job whose id begins with ``job``; empty: the only one.
 
     Errors end with ``instead``, a sentence about what else the user may name.
     """
@@ -162,15 +162,19 @@ def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "")
     for place in places:
         for path in place.glob(f"{PREFIX}*/"):
             name = job_of(path)
+            if not os.access(path, os.R_OK | os.X_OK):  # another user's
+                continue
             if name not in jobs or _known_from(path) > _known_from(jobs[name]):
                 jobs[name] = path
     fitting = sorted(one for one in jobs if one.startswith(job))
+    # folders of searches and builds look like those of jobs that have not begun
+    fitting = [one for one in fitting if _known_from(jobs[one])] or fitting
     if len(fitting) == 1:
         return fitting[0], jobs[fitting[0]]
     if not jobs:
         what = f"JOB is {job!r}, and no" if job else "No"
         raise ConfigError(
-            f"{what} job of tfdist runs on this machine.{instead and ' ' + instead}",
+            f"{what} job of tfdist runs on this machine as this user.{instead and ' ' + instead}",
             name="JOB",
             received=job,
         )
@@ -178,7 +182,7 @@ def found(job: str, folders: Sequence[Path] | None = None, *, instead: str = "")
         what = "Several jobs of tfdist run on this machine"
     else:
         what = f"JOB is {job!r}; {'no' if not fitting else 'more than one'} job has an id like it"
-    known = f"These run: {', '.join(sorted(jobs))}. Give the beginning of one's id."
+    known = f"These run: {', '.join(fitting or sorted(jobs))}. Give the beginning of one's id."
     raise ConfigError(f"{what}. {known}{instead and ' ' + instead}", name="JOB", received=job)
 
 

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tfdist.monitor.verdict.alerts import Kind
 from tfdist.monitor.watch.snapshot import Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -80,7 +81,10 @@ def _metrics(found: Snapshot) -> Iterator[Metric]:
 def _alerts(found: Snapshot) -> Metric:
     alerts = CounterMetricFamily("tfdist_alerts", "Alerts that were raised", labels=("job", "alert", "rank"))
     told = (event for event in found.events if event.get("event") == "alert")
-    count = Counter((str(one.get("alert")), "" if one.get("worker") is None else str(one["worker"])) for one in told)
+    ranks = ["", *(str(one.worker) for one in found.workers)]
+    # a rise from nothing to 1 is none for Prometheus
+    count = Counter({(kind.value, rank): 0 for kind in Kind for rank in ranks})
+    count.update((str(one.get("alert")), "" if one.get("worker") is None else str(one["worker"])) for one in told)
     for (alert, rank), number in sorted(count.items()):
         alerts.add_metric([found.job, alert, rank], number)
     return alerts

@@ -5,6 +5,7 @@ the metric is named accordingly. `Monitor(flops=True)` reports the FLOP/s of a m
 for NVML, not with a GPU.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,10 +158,11 @@ class Process:
         return Usage(memory=memory, cpu=rates.pop("cpu"), others={"threads": threads, **rates})
 
     def _done(self) -> dict[str, float]:
-        times, switches = self._process.cpu_times(), self._process.num_ctx_switches()
-        done = {"cpu": times.user + times.system, "preemptions_per_second": float(switches.involuntary)}
-        try:
+        times = self._process.cpu_times()
+        done: dict[str, float] = {"cpu": times.user + times.system}
+        with contextlib.suppress(NotImplementedError):  # gVisor tells none
+            done["preemptions_per_second"] = self._process.num_ctx_switches().involuntary
+        with contextlib.suppress(psutil.AccessDenied):  # another user's
             disk = self._process.io_counters()
-        except psutil.AccessDenied:  # another user's
-            return done
-        return {**done, "read_bytes_per_second": disk.read_bytes, "written_bytes_per_second": disk.write_bytes}
+            done |= {"read_bytes_per_second": disk.read_bytes, "written_bytes_per_second": disk.write_bytes}
+        return done

@@ -5,11 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tfdist.monitor.verdict.step_parts import Part
-
-#: labels of the parts of a step, in order
-LABELS = tuple(part.label for part in Part)
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerView:

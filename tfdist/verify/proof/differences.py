@@ -159,7 +159,7 @@ def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, toleranc
     if value.shape != reference.shape:
         return math.inf, f"shape {value.shape}, {reference.shape} on one device"
     if value.dtype.kind in "US" or reference.dtype.kind in "US":
-        same = bool(np.all(value.astype(str) == reference.astype(str)))
+        same = value.dtype.kind == reference.dtype.kind and np.array_equal(value, reference)
         return (0.0 if same else math.inf), "" if same else "other texts"
     if not value.size:
         return 0.0, ""

@@ -148,7 +148,8 @@ def storable(value: Any) -> NDArray[Any]:
     """Return a value as an array that NumPy stores without a pickle: floats that it does not know become float32."""
     array = np.asarray(value)
     if array.dtype.kind == "O":
-        return array.astype("S")
+        texts = [one if isinstance(one, bytes) else str(one).encode() for one in array.flat]
+        return np.array(texts, "S").reshape(array.shape)
     return array if array.dtype.kind in "biufcUS" else array.astype(np.float32)
 
 
