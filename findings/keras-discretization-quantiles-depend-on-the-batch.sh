@@ -2,8 +2,8 @@
 # Finding: bins that Discretization learns from batches miss their quantiles by many times epsilon.
 #
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, NumPy 2.3.5, Python 3.11.
-# Behaviour: `adapt` summarises each batch in at most 1 / epsilon points, merges them with the earlier points, and
-# summarises the result. Each merge adds an error, which has the same sign at each end, so the error grows with the
+# Behaviour: `adapt` summarizes each batch in at most 1 / epsilon points, merges them with the earlier points, and
+# summarizes the result. Each merge adds an error, which has the same sign at each end, so the error grows with the
 # number of batches, although epsilon is called an error tolerance. From batches of 100 random numbers, the first of ten
 # bins gets 18 % of them; from one batch of all, each bin gets 10 %. If `adapt` runs with another batch size, the model
 # trains on other features.

@@ -1,7 +1,7 @@
 """Every test starts in an empty directory and leaves nothing behind; one that does fails, and what it left is named.
 
 Watched: environment variables, the working directory and files in it, signal handlers, threads, processes (children,
-and orphans of children, recognised by a variable that they inherit) and ports on which this process listens. What can
+and orphans of children, recognized by a variable that they inherit) and ports on which this process listens. What can
 be put back is, so that the next test starts clean. What a fixture of a wider scope holds was there before the test and
 is not its leak; it is looked at when the session ends.
 """

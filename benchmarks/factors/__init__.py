@@ -1,1 +1,1 @@
-"""Matrix factorisation, compared with `implicit`."""
+"""Matrix factorization, compared with `implicit`."""

@@ -28,7 +28,7 @@ _TURN_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class FactorsBench(Suite):
-    """Factorise a matrix of words and functions of installed packages, in turns:
+    """Factorize a matrix of words and functions of installed packages, in turns:
 
     \b
     tfdist       the recipe least_squares on workers of one core each; exact solutions
@@ -36,14 +36,14 @@ class FactorsBench(Suite):
     implicit-cg  its default: three steps of conjugate gradients
     NumPy        a loop over rows and columns in one process; exact solutions
 
-    All are in float32 and minimise the same objective, whose value is given after the last sweep. The figure is the
+    All are in float32 and minimize the same objective, whose value is given after the last sweep. The figure is the
     median time of a sweep over rows and columns, without the first. CPU seconds are those of all workers, and are more
     reliable on a busy machine. implicit is installed into a temporary environment, which needs a package index.
     """
 
     factors: int = option(32, "Numbers for a row and for a column.", minimum=2)
-    sweeps: int = option(6, "Of each factorisation.", minimum=2)
-    rounds: int = option(3, "Factorisations of each.")
+    sweeps: int = option(6, "Of each factorization.", minimum=2)
+    rounds: int = option(3, "Factorizations of each.")
     workers: int = option(2, "And threads of implicit.")
     packages: Sequence[str] = option(("keras", "numpy", "scipy", "sklearn"), "Whose code is read.", flags=["--package"])
 
@@ -112,14 +112,14 @@ def _objective(matrix: Mapping[str, Any], x: Any, y: Any) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class FactorsReport(Report):
-    """All arms, and their factorisations."""
+    """All arms, and their factorizations."""
 
     setup: FactorsBench
     size: Sequence[int]  # rows, columns, entries
     measured: Mapping[str, Sequence[Mapping[str, float]]]
 
     def of(self, arm: str, what: str) -> list[float]:
-        """The wall "seconds", or the CPU seconds ("processor"), of a sweep, for each factorisation."""
+        """The wall "seconds", or the CPU seconds ("processor"), of a sweep, for each factorization."""
         return [one[what] for one in self.measured[arm]]
 
     def derived(self) -> dict[str, Any]:

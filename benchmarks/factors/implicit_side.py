@@ -1,4 +1,4 @@
-"""One factorisation: `python implicit_side.py implicit|implicit-cg|NumPy JSON`, in an environment that has implicit.
+"""One factorization: `python implicit_side.py implicit|implicit-cg|NumPy JSON`, in an environment that has implicit.
 
 The peers' sweeps are timed one by one, as in the recipe, without the time to read the matrix.
 """

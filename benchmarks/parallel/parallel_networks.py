@@ -27,7 +27,7 @@ NARROWER = 4
 
 
 def perceptron(width: int, blocks: int) -> keras.Model:
-    """Return the blocks of a transformer without attention: normalised, wide, narrow, added to the input."""
+    """Return the blocks of a transformer without attention: normalized, wide, narrow, added to the input."""
     layers = keras.layers
     x = inputs = keras.Input((width,))
     for number in range(blocks):

@@ -1,4 +1,4 @@
-"""Recognise the moving object in a video: frames of a handwritten digit that passes behind a fence, as a sequence.
+"""Recognize the moving object in a video: frames of a handwritten digit that passes behind a fence, as a sequence.
 
 python strategies/frames/train.py
 tfdist run --strategy multi-worker -n 2 strategies/frames/train.py

@@ -1,4 +1,4 @@
-"""Factorise a matrix of words and pieces of code by alternating least squares, in blocks over workers.
+"""Factorize a matrix of words and pieces of code by alternating least squares, in blocks over workers.
 
 python strategies/least_squares/train.py
 tfdist run --strategy multi-worker -n 2 strategies/least_squares/train.py

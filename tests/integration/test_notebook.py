@@ -222,6 +222,10 @@ def test_fit_on_the_ring_of_a_kernel_that_has_loaded_tensorflow(cells: Kernel) -
     assert (shown.error, shown.result) == ("", "('RingStrategy', 1.0, True)")
     assert "[worker 0] Epoch 2/2" in shown.out
     assert "[worker 1] Epoch" not in shown.out
+    # copies of tensors and models would start TensorFlow before the strategy of the function
+    for made in ("tf.constant(['a'])", "keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])"):
+        traceback = cells.run(f"made = {made}\ndef f(): return made\nnotebook(f)", seconds=200).traceback
+        assert says(traceback, "variable 'made', of type", "UnsupportedError"), traceback
 
 
 def test_the_end_of_the_kernel_ends_all(tmp_path: Path) -> None:

@@ -289,12 +289,19 @@ def test_two_that_write_at_once_write_once(tmp_path: Path) -> None:
     assert len(data.open(tmp_path)) == 3000
 
 
-def test_a_directory_that_holds_examples_is_not_written_by_chance(tmp_path: Path) -> None:
+def test_a_directory_that_holds_examples_is_not_written_by_chance(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data.write(FIXED, tmp_path, num_shards=3)
     before = content(tmp_path)
     with refused(ConfigError, name="exists", path=tmp_path, mentions=["exists='overwrite'"]):
         data.write(TEXTS, tmp_path)
-    assert data.write(TEXTS, tmp_path, exists="keep").layout == "fixed"
+    assert data.write(FIXED, tmp_path, exists="keep").layout == "fixed"
+    assert not caplog.records
+    for other in (TEXTS, {name: np.asarray(values)[1:] for name, values in FIXED.items()}):  # names, number
+        assert data.write(other, tmp_path, exists="keep").layout == "fixed"
+        assert "exists='overwrite'" in caplog.text
+        caplog.clear()
     assert content(tmp_path) == before
     data.write(TEXTS, tmp_path, num_shards=2, exists="overwrite")
     assert data.open(tmp_path)[7]["text"] == TEXTS["text"][7]

@@ -113,7 +113,10 @@ def test_the_report_of_a_single_worker_does_not_repeat_the_traceback() -> None:
     assert format_report([lost], workers=1, started=3.0) == f"{text}\n  host a is gone"
 
 
-@pytest.mark.parametrize(("returncode", "advice"), [(-9, "memory"), (-11, "PYTHONFAULTHANDLER"), (4, "output above")])
+@pytest.mark.parametrize(
+    ("returncode", "advice"),
+    [(-9, "memory"), (-11, "PYTHONFAULTHANDLER"), (-6, "TF_ENABLE_ONEDNN_OPTS"), (4, "output above")],
+)
 def test_a_death_without_a_record_comes_with_advice(returncode: int, advice: str) -> None:
     assert advice in format_report([failure(0, 1.0, returncode)], workers=2, started=0.0)
 

@@ -15,7 +15,7 @@ _NAME = "_tfdist"
 class ModelState:
     """The strategy that a model trains under, and facts about its steps and calls."""
 
-    strategy: Any = None  # that has recognised the model
+    strategy: Any = None  # that has recognized the model
     logs_are_metrics: bool = False  # of the step that was traced last, over all replicas
     graphs: list[Any] = field(default_factory=list)  # of training steps that were traced: weak references
     metrics_were_reset: bool = False  # since the last step

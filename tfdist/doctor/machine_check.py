@@ -47,7 +47,7 @@ def judge_clock(clock: Clock) -> list[Finding]:
         return [problem("clock", seen, why, "timedatectl set-ntp true")]
     if clock.synchronised is False:
         why = "no time service keeps it; with several hosts the order of their events is not certain"
-        return [note("clock", f"{seen}, not synchronised", why, "timedatectl set-ntp true")]
+        return [note("clock", f"{seen}, not synchronized", why, "timedatectl set-ntp true")]
     return [ok("clock", seen)]
 
 

@@ -23,7 +23,7 @@ class RowSolver:
 
         (shared + sum of weights[n] y y') x = sum of targets[n] y, where y is factors[columns[n]],
 
-    by Cholesky factorisation, in the dtype of the factors. Alternating least squares consists of such rows. A call runs
+    by Cholesky factorization, in the dtype of the factors. Alternating least squares consists of such rows. A call runs
     on one core without Python's lock, so several threads may each solve some rows.
 
     Guaranteed: nothing outside the arrays is read, and the solution of a row depends only on its entries, `shared` and

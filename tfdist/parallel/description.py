@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_trainer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.gradients.sharding import slot_saving
+from tfdist.validation import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +89,8 @@ def _stages(model: keras.Model) -> list[str]:
         variables = [v for number in range(stage, division.parts, stages) for v in division.variables_of(number)]
         unique = {id(variable): _place(variable).whole_bytes for variable in variables}
         begins = ", ".join(calls[0].name if calls else "the loss" for calls in parts)
-        lines.append(
-            f"stage {stage} begins with {begins}: {sum(map(len, parts))} calls, {sum(unique.values()):,} bytes"
-        )
+        calls = counted(sum(map(len, parts)), "call")
+        lines.append(f"stage {stage} begins with {begins}: {calls}, {sum(unique.values()):,} bytes")
     return lines
 
 

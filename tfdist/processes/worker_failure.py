@@ -201,5 +201,8 @@ def _advice(returncode: int) -> str:
             "SIGKILL cannot be caught. The kernel sends it when memory runs out: look at `dmesg`, or use less memory."
         )
     if returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):
-        return "Native code crashed. To see the Python line: set PYTHONFAULTHANDLER=1 and run again."
+        return (
+            "Native code crashed. To see the Python line: set PYTHONFAULTHANDLER=1 and run again. If "
+            "TF_ENABLE_ONEDNN_OPTS=0 avoids it, a kernel of oneDNN crashed."
+        )
     return "It left no traceback: look at its last lines of output above."

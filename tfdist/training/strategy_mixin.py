@@ -358,7 +358,7 @@ class KerasTraining:
                 "in the scope first, or model.predict().",
                 name=model.name,
             )
-        seen = f"has called {type(self).__name__}.{method} for a model that tfdist has not recognised"
+        seen = f"has called {type(self).__name__}.{method} for a model that tfdist has not recognized"
         raise keras_frames.refuse(function, seen=seen)
 
     def _adopt_caller(self) -> Any:

@@ -90,7 +90,7 @@ FOR_EVERYBODY = (
         "horovod/_keras/__init__.py",
         "    class _DistributedOptimizer(*optimizer.__class__.__bases__):\n",
         _REFUSES + "    class _DistributedOptimizer(*optimizer.__class__.__bases__):\n",
-        why="a plain Keras 3 model under it trains without synchronising and says nothing",
+        why="a plain Keras 3 model under it trains without synchronizing and says nothing",
     ),
 )
 

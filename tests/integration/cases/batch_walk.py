@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfdist.strategies
 
 PACKAGE = Path(tfdist.__file__).parent
-WIDTH = 17  # by which features are recognised, whatever holds them
+WIDTH = 17  # by which features are recognized, whatever holds them
 ARGUMENTS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
 

@@ -189,7 +189,7 @@ def a_frozen_layer_that_keeps_a_state() -> list[Any]:
 
 @case
 def statistics_far_from_zero() -> list[Any]:
-    # One device needs no synchronising; asked to, it takes a difference of squares that loses digits here.
+    # One device needs no synchronizing; asked to, it takes a difference of squares that loses digits here.
     norm = keras.layers.BatchNormalization(synchronized=tf.distribute.has_strategy(), momentum=0.5)
     layers = [keras.Input((4,)), norm, model()]
     network = keras.Sequential(layers)

@@ -170,7 +170,7 @@ def a_batch_of_another_model_inside_fit(cases_of: str) -> list[str]:
 
 
 def loop_of_ones_own(cases_of: str) -> dict[str, Any]:
-    """Run a loop of the user's own, with a condition for AutoGraph inside, while Keras is unrecognisable."""
+    """Run a loop of the user's own, with a condition for AutoGraph inside, while Keras is unrecognizable."""
     strategy = strategy_of(cases_of)
     with strategy.scope():
         count = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)

@@ -1,6 +1,6 @@
 """The distinction between calls from Keras' own code and calls from the user's code.
 
-A user's loop may call a strategy freely. A `fit`, `evaluate` or `predict` that tfdist did not recognise would silently
+A user's loop may call a strategy freely. A `fit`, `evaluate` or `predict` that tfdist did not recognize would silently
 train as under TensorFlow's strategies, to other weights. So only the module of a calling frame counts here, which no
 renamed method or attribute changes.
 
@@ -34,7 +34,7 @@ def calling_keras_function(callee: Any) -> str | None:
 
 
 def refuse(what: str, *, seen: str) -> UnsupportedError:
-    """Return the error for a call of Keras that tfdist does not recognise."""
+    """Return the error for a call of Keras that tfdist does not recognize."""
     judgement = version_pairs.judge(tf.__version__, keras.__version__)
     second = sys.modules.get("tf_keras")
     beside = "" if second is None else f" tf_keras {second.__version__}, whose models are of Keras 2, is loaded too."

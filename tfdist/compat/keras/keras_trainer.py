@@ -157,7 +157,7 @@ def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
         for frame in keras_frames.frames(1, _FRAMES_OF_A_VARIABLE):
             if frame.f_code in on_batch and frame.f_locals.get("self", model) is model:
                 method = f"{type(model).__name__}.{frame.f_code.co_name}"
-                raise keras_frames.refuse(method, seen="has made its step before tfdist has recognised the model")
+                raise keras_frames.refuse(method, seen="has made its step before tfdist has recognized the model")
     state.strategy = strategy
     if new:  # what was made for one device, or for another strategy, is made again
         model.train_function = model.test_function = model.predict_function = None

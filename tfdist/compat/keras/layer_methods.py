@@ -171,7 +171,7 @@ def override_add_loss(layer: keras.layers.Layer, adapted: Callable[[keras.layers
 
 @contextlib.contextmanager
 def without_chance(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Let Keras' layers drop nothing and add no noise inside, and batch normalisation take fixed statistics."""
+    """Let Keras' layers drop nothing and add no noise inside, and batch normalization take fixed statistics."""
     layers = list(layers)
     normalising = [vars(layer) for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     before = [(own, "_moments", own.get("_moments")) for own in normalising]

@@ -11,7 +11,7 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`
 - `_distribution_strategy`: the strategy in whose scope the optimizer was created
 - `_var_to_optimizer_idx`: which optimizer of a `MultiOptimizer` has a variable
 
-Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time, recognised by its module `horovod._keras`.
+Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time, recognized by its module `horovod._keras`.
 """
 
 import contextlib

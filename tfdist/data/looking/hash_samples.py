@@ -129,7 +129,7 @@ def hashes(values: Iterable[Any]) -> _Keys:
 def number_hashes(values: NDArray[Any]) -> _Keys:
     """Return the hashes of single numbers: different for different numbers, equal for equal ones of other dtypes."""
     words = bits_of(values).reshape(-1)
-    mixture = words ^ (words >> np.uint64(30))  # the finaliser of SplitMix64, which is a permutation
+    mixture = words ^ (words >> np.uint64(30))  # the finalizer of SplitMix64, which is a permutation
     mixture = mixture * np.uint64(0xBF58476D1CE4E5B9)
     mixture ^= mixture >> np.uint64(27)
     mixture = mixture * np.uint64(0x94D049BB133111EB)

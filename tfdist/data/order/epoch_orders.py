@@ -55,7 +55,7 @@ class Permutation:
     Source:
         M. Luby, C. Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", 1988;
         J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", 2002 (cycle walking). The round function is
-        MurmurHash3's finaliser (A. Appleby), which is fast and no cipher: the order is to look random, not secret.
+        MurmurHash3's finalizer (A. Appleby), which is fast and no cipher: the order is to look random, not secret.
     """
 
     def __init__(self, size: int, *key: int | str) -> None:

@@ -20,7 +20,7 @@ from tfdist.data.sources.protocol import Source, part_of
 from tfdist.data.writing import journal as journals
 from tfdist.data.writing import write_splits
 from tfdist.data.writing.encode import Chunks, Encoded, Encoder, blocks_from
-from tfdist.data.writing.existing_examples import base_of, kept, require_one_set, taken
+from tfdist.data.writing.existing_examples import base_of, kept, require_one_set, taken, warn_of_others
 from tfdist.data.writing.shard import SHARD_BYTES, ShardWriter, cuts, one_shard, write_shard
 from tfdist.data.writing.write_splits import Progress
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
@@ -112,6 +112,7 @@ def write(
     options = Options(nulls or {}, null_masks, delimiter)
     schema = with_rounding(schema)
     if (found := kept(place, exists)) is not None:
+        warn_of_others(examples, found, place)
         return found
     base = base_of(place, exists, schema, label)
     schema, label = (schema, label) if base is None else (base.schema, base.label)

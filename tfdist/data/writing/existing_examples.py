@@ -1,6 +1,8 @@
 """The treatment of examples that a directory has before it is written: keep them, append to them, or refuse."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, read_manifest
@@ -9,6 +11,8 @@ from tfdist.data.format.schema import Schema
 from tfdist.data.writing import journal as journals
 from tfdist.errors import ConfigError
 from tfdist.storage.directory import Storage
+
+_log = logging.getLogger(__name__)
 
 
 def kept(place: Storage, exists: str) -> Manifest | None:
@@ -31,6 +35,21 @@ def kept(place: Storage, exists: str) -> Manifest | None:
             path=place.url,
         )
     return None
+
+
+def warn_of_others(examples: Any, found: Manifest, place: Storage) -> None:
+    """Warn if arrays are obviously not the examples that a directory keeps, as after a change of the script."""
+    if not isinstance(examples, Mapping):
+        return
+    rows = {values.shape[0] for values in examples.values() if getattr(values, "shape", ())}
+    if set(examples) != set(found.schema) or rows - {found.examples}:
+        _log.warning(
+            "%s keeps its %d examples (%s), and those that are given differ. If they are to replace the old ones, "
+            "pass exists='overwrite' once, or remove the directory.",
+            place.url,
+            found.examples,
+            ", ".join(found.schema),
+        )
 
 
 def base_of(place: Storage, exists: str, schema: Schema | None, label: str | None) -> Manifest | None:

@@ -261,11 +261,11 @@ class DiLoCo(Synchronization):
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticAveraging(Synchronization):
-    """Elastic averaging: springs pull each worker and a center, of which all workers have a copy, to each other.
+    """Elastic averaging: springs pull each worker and a centre, of which all workers have a copy, to each other.
 
         e := alpha (w - c),    w := w - e,    c := c + sum over workers of e
 
-    The model shows the center in evaluations and after `fit`.
+    The model shows the centre in evaluations and after `fit`.
 
     Args:
         every: the number of steps between two exchanges, or "auto"; see `LocalSGD`.

@@ -14,7 +14,7 @@ from tfdist.gradients.outer.meetings import Group, Load, Meeting
 
 
 class Springs(Meeting):
-    """The meetings of `ElasticAveraging`; every worker has the center, and all change it in the same way."""
+    """The meetings of `ElasticAveraging`; every worker has the centre, and all change it in the same way."""
 
     remembers = True
 
@@ -24,7 +24,7 @@ class Springs(Meeting):
         self._center: list[keras.Variable] = []
 
     def make(self) -> None:
-        """Make the center equal to the weights."""
+        """Make the centre equal to the weights."""
         weights = worker_weights.weights_of(self._model)
         self._center = [
             keras.Variable(value, name=f"center_{number}", dtype=one.dtype, trainable=False)
@@ -32,23 +32,23 @@ class Springs(Meeting):
         ]
 
     def begin(self) -> None:
-        """Make the center equal to the weights."""
+        """Make the centre equal to the weights."""
         worker_weights.write(self._center, worker_weights.read(self._weights) if self._center else [])
 
     def memory(self) -> list[ShardedState]:
-        """Return the center."""
+        """Return the centre."""
         return [ShardedState("the center of the workers' weights", self._center, rule="keep", axis="worker")]
 
     def perform(self, event: Event) -> None:
-        """Pull weights and center together."""
+        """Pull weights and centre together."""
         self._traced("meet", self._meet)
 
     def known(self) -> list[tf.Tensor] | None:
-        """Return the center."""
+        """Return the centre."""
         return worker_weights.read(self._center) or None
 
     def mean(self) -> list[tf.Tensor]:
-        """Return the center, and the mean of states."""
+        """Return the centre, and the mean of states."""
         states = worker_weights.states_of(self._model)
         means = self._traced("states", functools.partial(self._mean_of, states)) if states else []
         return [*worker_weights.read(self._center), *means]

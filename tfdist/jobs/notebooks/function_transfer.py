@@ -13,6 +13,7 @@ import functools
 import inspect
 import linecache
 import os
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,16 +25,16 @@ from tfdist.errors import UnsupportedError
 Function = Callable[..., Any]
 
 
-def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) -> None:
-    """Write a function and its arguments to a new private file."""
+def send_function(path: Path, function: Function, arguments: tuple[Any, ...], *, tensors: bool = True) -> None:
+    """Write a function and its arguments to a new private file; `tensors` tells whether tensors may be among them."""
     import cloudpickle
 
     with _private(path) as file:
         cloudpickle.dump(_cells(), file)
         try:
-            _pickler(file).dump((function, arguments))
+            _pickler(file, tensors).dump((function, arguments))
         except Exception as error:  # noqa: BLE001 - every class may refuse in its own way
-            raise _not_sent(function, arguments, error) from None  # its frames are cloudpickle's
+            raise _not_sent(function, arguments, error, tensors) from None  # its frames are cloudpickle's
 
 
 def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
@@ -46,14 +47,29 @@ def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
     return function, arguments
 
 
-def _pickler(file: Any) -> Any:
+def _pickler(file: Any, tensors: bool = True) -> Any:
     """Return a pickler that keeps the file names of code, by which lines are found; cloudpickle 3.1.3 drops them."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
         dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
 
+        def reducer_override(self, obj: Any) -> Any:
+            if not tensors and _starts_tensorflow(obj):
+                raise TypeError("its copy would start TensorFlow in a worker before a strategy can be made there")
+            return super().reducer_override(obj)
+
     return Pickler(file)
+
+
+def _starts_tensorflow(value: Any) -> bool:
+    """Whether a copy of a value makes tensors or variables, as those of tensors, models and optimizers do."""
+    tf, keras = sys.modules.get("tensorflow"), sys.modules.get("keras")
+    if tf is not None and isinstance(value, tf.Tensor | tf.Variable):
+        return True
+    return (
+        keras is not None and isinstance(value, keras.Layer | keras.Optimizer | keras.Metric) and value.variables != []
+    )
 
 
 def _reduced(code: CodeType) -> tuple[Any, ...]:
@@ -111,10 +127,10 @@ def _cells() -> dict[str, Any]:
     return {name: entry for name, entry in entries.items() if len(entry) == 4 and entry[1] is None}
 
 
-def _not_sent(function: Function, arguments: tuple[Any, ...], error: Exception) -> UnsupportedError:
+def _not_sent(function: Function, arguments: tuple[Any, ...], error: Exception, tensors: bool) -> UnsupportedError:
     name = name_of(function)
     for place, value in (*_named(function, arguments), *_variables(function)):
-        found = _culprit(place, value)
+        found = _culprit(place, value, tensors)
         if found is not None:
             place, part, cause = found
             return UnsupportedError(
@@ -165,9 +181,9 @@ def _is_empty(cell: Any) -> bool:
         return True
 
 
-def _culprit(place: str, value: Any, depth: int = 0) -> tuple[str, Any, Exception] | None:
+def _culprit(place: str, value: Any, tensors: bool = True, depth: int = 0) -> tuple[str, Any, Exception] | None:
     """Return the part of a value that cannot be sent: its place in words, itself, and the reason; None if all can."""
-    cause = _refusal(value)
+    cause = _refusal(value, tensors)
     if cause is None or depth > 5:
         return None if cause is None else (place, value, cause)
     parts: list[tuple[str, Any]] = []
@@ -178,17 +194,15 @@ def _culprit(place: str, value: Any, depth: int = 0) -> tuple[str, Any, Exceptio
     elif isinstance(value, FunctionType):
         parts = [(f"{inner} of the function {value.__name__}", part) for inner, part in _variables(value)]
     for inner, part in parts:
-        found = None if part is value else _culprit(inner, part, depth + 1)
+        found = None if part is value else _culprit(inner, part, tensors, depth + 1)
         if found is not None:
             return found
     return place, value, cause
 
 
-def _refusal(value: Any) -> Exception | None:
-    import cloudpickle
-
+def _refusal(value: Any, tensors: bool) -> Exception | None:
     try:
-        cloudpickle.dump(value, _Nowhere())
+        _pickler(_Nowhere(), tensors).dump(value)
     except Exception as error:  # noqa: BLE001 - every class may refuse in its own way
         return error
     return None

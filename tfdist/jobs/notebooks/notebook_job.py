@@ -109,7 +109,7 @@ def notebook(
                     "(tfdist.engines.ray.Trainer). For hosts write a script: tfdist run --hosts"
                 )
             config = replace(config, remote=replace(config.remote, call=(str(code), str(result))))
-        send_function(code, function, arguments)
+        send_function(code, function, arguments, tensors=False)
         out = output(names_of(config))
 
         def report(text: str, _give_up: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
 """Sequence parallelism for models with a known graph, if layouts ask for it.
 
     layer by rows, attention, table by rows     scattered: the part of the sum
-    normalisation, dropout, sums of two         of parts, with entering(weights), whose gradient is summed
+    normalization, dropout, sums of two         of parts, with entering(weights), whose gradient is summed
     layer by columns, attention                 of collected(part), whose gradient is scattered
     any other layer                             of the whole, gathered(part); its result is cut
 

@@ -183,7 +183,7 @@ class Division:
         every = [one for part in range(self.parts) for own in self.layers_of(part) for one in keras_trainer.layers(own)]
         for layer in every:
             if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
-                return f"the layer {layer.name!r}, which normalises with statistics of the whole batch,"
+                return f"the layer {layer.name!r}, which normalizes with statistics of the whole batch,"
         for layer in every:
             if not losses_are_told and layer_methods.may_add_losses(layer):
                 return f"the layer {layer.name!r}, which adds a loss (a mean or a sum, no stage can tell),"

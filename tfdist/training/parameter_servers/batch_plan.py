@@ -46,7 +46,7 @@ class ReducesInTheMiddleError(OtherPlanError):
     """Raised if a step asks for a sum over parts before its gradients are known."""
 
     why = (
-        "its loss or a layer (a loss function of one's own, weights, masks, synchronised BatchNormalization) needs "
+        "its loss or a layer (a loss function of one's own, weights, masks, synchronized BatchNormalization) needs "
         "sums over the whole batch in the middle of a step"
     )
 

@@ -104,7 +104,7 @@ def require_alike(data: Any) -> None:
     """Raise if inputs of a batch have unlike numbers of rows, such as 12 nodes and 20 edges.
 
     No row of one would belong to a row of another, so a replica's rows would be cut by the first input alone. Numbers
-    that are unknown in a trace are compared in the graph, by an assertion whose text `refusal_in` recognises.
+    that are unknown in a trace are compared in the graph, by an assertion whose text `refusal_in` recognizes.
     """
     names, rows = [], []
     for name, leaf in named(data):

@@ -27,7 +27,7 @@ def _uneven(ctx: Context) -> Iterator[None]:
 
 @feature()
 def uneven_shares(ctx: Context) -> Outcome:
-    """Shares (3, 1, ...): masks, synchronised BatchNormalization, sample weights, metrics, a last batch of one."""
+    """Shares (3, 1, ...): masks, synchronized BatchNormalization, sample weights, metrics, a last batch of one."""
     with ctx.scope():
         tokens = keras.Input((_WORDS,), dtype="int32")
         states = keras.layers.SimpleRNN(4)(keras.layers.Embedding(9, 4, mask_zero=True)(tokens))

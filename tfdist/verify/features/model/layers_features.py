@@ -31,9 +31,9 @@ def _fit_normalized(ctx: Context, rows: int, *, synchronized: bool = False) -> O
 
 
 def _ghost_batches(rows: int) -> Function:
-    """Return the reference of an unsynchronised BatchNormalization: one device that splits batches as replicas do.
+    """Return the reference of an unsynchronized BatchNormalization: one device that splits batches as replicas do.
 
-    Replica r of N normalises rows ``B*r//N`` to ``B*(r+1)//N`` of a batch of B by their own statistics. Gradients,
+    Replica r of N normalizes rows ``B*r//N`` to ``B*(r+1)//N`` of a batch of B by their own statistics. Gradients,
     losses and moving statistics are averaged over replicas, weighted by examples.
     """
 
@@ -93,19 +93,19 @@ def batch_norm_empty_replica(ctx: Context) -> Outcome:
 
 @feature()
 def sync_batch_norm(ctx: Context) -> Outcome:
-    """Synchronised BatchNormalization: statistics of the whole batch, as on one device."""
+    """Synchronized BatchNormalization: statistics of the whole batch, as on one device."""
     return _fit_normalized(ctx, EVEN, synchronized=True)
 
 
 @feature()
 def sync_batch_norm_partial(ctx: Context) -> Outcome:
-    """Synchronised BatchNormalization with a partial batch."""
+    """Synchronized BatchNormalization with a partial batch."""
     return _fit_normalized(ctx, PARTIAL, synchronized=True)
 
 
 @feature()
 def sync_batch_norm_empty_replica(ctx: Context) -> Outcome:
-    """Synchronised BatchNormalization with a last batch of one example."""
+    """Synchronized BatchNormalization with a last batch of one example."""
     return _fit_normalized(ctx, 37, synchronized=True)
 
 
@@ -184,7 +184,7 @@ def frozen_layer(ctx: Context) -> Outcome:
 
 @feature()
 def convolution(ctx: Context) -> Outcome:
-    """Convolution, pooling and layer normalisation of small images."""
+    """Convolution, pooling and layer normalization of small images."""
 
     def network() -> Any:
         layers = keras.layers

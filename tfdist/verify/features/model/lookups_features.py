@@ -179,7 +179,7 @@ def positions_in_a_step_of_ones_own(ctx: Context) -> Outcome:
 
 @feature()
 def transformer_block(ctx: Context) -> Outcome:
-    """The classifier of keras.io's text classification: words and positions, attention, normalisation, Adam."""
+    """The classifier of keras.io's text classification: words and positions, attention, normalization, Adam."""
     with ctx.scope():
         words = keras.Input((_LENGTH,), dtype="int32")
         x = _model(lambda words, table, places: table(words) + places(_positions(words))).layers[0](words)

@@ -230,7 +230,7 @@ def sums_in_a_step(ctx: Context) -> Outcome:
 
 @feature()
 def synchronized_normalization(ctx: Context) -> Outcome:
-    """A user's steps with normalisation by the global batch, each with two losses in turn: means, sums, both."""
+    """A user's steps with normalization by the global batch, each with two losses in turn: means, sums, both."""
 
     def normalized() -> Any:
         return keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
