@@ -48,7 +48,7 @@ def seeds_that_differ() -> dict[str, Any]:
     return {"began": began, "ended": weights(network), "small": [one.numpy().astype(float).tolist() for one in own]}
 
 
-SMALL = ("bfloat16", "float16", "int8", "uint8", "int16", "uint16", "uint32", "int64")
+SMALL = ("bfloat16", "float16", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "complex64")
 
 
 def data_that_differs(rows: list[int], shift: list[float]) -> str:
