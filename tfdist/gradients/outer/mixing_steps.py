@@ -59,7 +59,9 @@ class Springs(Meeting):
 
     def _meet(self) -> None:
         weights, centers = worker_weights.read(self._weights), worker_weights.read(self._center)
-        pulls = [(one - center) * tf.cast(self._alpha, one.dtype) for one, center in zip(weights, centers, strict=True)]
+        pulls = [
+            (one - center) * tf.constant(self._alpha, one.dtype) for one, center in zip(weights, centers, strict=True)
+        ]
         paths = relative_paths([one.path for one in self._weights])
         totals = self._group.traced.all_reduce(pulls, [f"pull of {path}" for path in paths])
         worker_weights.write(self._weights, [one - pull for one, pull in zip(weights, pulls, strict=True)])
@@ -79,7 +81,8 @@ class Neighbours(Meeting):
     def make(self) -> None:
         """Begin with weight 1 for this worker, if weights are passed on."""
         if self._schedule.push_sum:
-            self._weight = [keras.Variable(1.0, name="weight_passed_on", dtype="float32", trainable=False)]
+            dtype = worker_weights.common_dtype(self.exchanged()).name
+            self._weight = [keras.Variable(1.0, name="weight_passed_on", dtype=dtype, trainable=False)]
 
     def memory(self) -> list[ShardedState]:
         """Return the weight that this worker has."""
@@ -100,8 +103,9 @@ class Neighbours(Meeting):
         return Load(wire_bytes, stepping_seconds=self._write_seconds(exchanged))
 
     def _meet(self, number: int) -> None:
-        variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
-        values = [tf.cast(one, tf.float32) for one in worker_weights.read(variables)]
+        variables = self.exchanged()
+        dtype = worker_weights.common_dtype(variables)
+        values = [tf.cast(one, dtype) for one in worker_weights.read(variables)]
         sizes = [tf.TensorShape(one.shape).num_elements() for one in values]
         flat = tf.concat([tf.reshape(one, [-1]) for one in values], axis=0)
         if self._weight:

@@ -73,14 +73,15 @@ def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
 class _Fragment:
     """A part of the weights: the values agreed on last, the outer optimizer, and the codec's memory."""
 
-    def __init__(self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
+    def __init__(
+        self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo, codec: Codec | None
+    ) -> None:
         self.number = number
         self.pieces = pieces
-        self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype="float32", trainable=True)
+        self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype=values.dtype.name, trainable=True)
         self.optimizer = optimizer_of(_default_optimizer if schedule.outer is None else schedule.outer)
         self.optimizer.build([self.agreed])
-        codec = codec_of(schedule.wire)
-        states = [] if codec is None else codec.init(tf.TensorSpec(values.shape, tf.float32))
+        states = [] if codec is None else codec.init(tf.TensorSpec(values.shape, values.dtype))
         self.rules = [state.rule for state in states]
         self.memory = [
             keras.Variable(one.initial, name=f"memory_{number}_{i}", dtype=one.initial.dtype.name, trainable=False)
@@ -103,15 +104,15 @@ class _Flight(NamedTuple):
 class _Landing:
     """The variables that keep what has arrived for backups; one fragment at a time is under way, so all share them."""
 
-    def __init__(self, numbers: int, states: list[keras.Variable]) -> None:
-        def zeros(name: str, shape: Any) -> keras.Variable:
-            return keras.Variable(tf.zeros(shape), name=name, dtype="float32", trainable=False)
+    def __init__(self, numbers: int, dtype: tf.DType, states: list[keras.Variable]) -> None:
+        def zeros(name: str, shape: Any, dtype: tf.DType) -> keras.Variable:
+            return keras.Variable(tf.zeros(shape, dtype), name=name, dtype=dtype.name, trainable=False)
 
         #: 1 plus the number of the fragment that was sent, or 0
         self.awaited = keras.Variable(0, name="awaited_fragment", dtype="int64", trainable=False)
-        self.mean = zeros("arrived", [numbers])
-        self.own = zeros("sent", [numbers])
-        self.states = [zeros(f"arrived_state_{i}", one.shape) for i, one in enumerate(states)]
+        self.mean = zeros("arrived", [numbers], dtype)
+        self.own = zeros("sent", [numbers], dtype)
+        self.states = [zeros(f"arrived_state_{i}", one.shape, tf.as_dtype(one.dtype)) for i, one in enumerate(states)]
 
     def store(self, flight: _Flight) -> None:
         """Wait for a fragment, and keep it."""
@@ -147,12 +148,15 @@ class OuterSteps(Meeting):
                 name="fragments",
                 received=self._schedule.fragments,
             )
+        dtype = worker_weights.common_dtype(weights)
+        if dtype.is_complex:
+            self._codec = None  # codecs encode real numbers
         self._fragments = [
-            _Fragment(number, one, self._values(one), self._schedule) for number, one in enumerate(pieces)
+            _Fragment(number, one, self._values(one), self._schedule, self._codec) for number, one in enumerate(pieces)
         ]
         if self._schedule.delay:
             states = worker_weights.states_of(self._model)
-            self._landing = _Landing(max(one.numbers for one in self._fragments), states)
+            self._landing = _Landing(max(one.numbers for one in self._fragments), dtype, states)
 
     def begin(self) -> None:
         """Agree on the model's weights; exchanges that are under way are discarded."""
@@ -231,14 +235,14 @@ class OuterSteps(Meeting):
         if self._codec is None:
             return Load(self._all_reduced_bytes([one.agreed]) + states, stepping_seconds=stepping)
         (cost,) = agreed_costs(self._group.traced.collective, [self._codec])
-        sent = self._codec.wire_bytes(tf.TensorSpec([one.numbers], tf.float32), workers)
+        sent = self._codec.wire_bytes(tf.TensorSpec([one.numbers], one.agreed.dtype), workers)
         return Load(sent + states, cost.seconds + cost.seconds_per_element * one.numbers, stepping)
 
     def _stepping_seconds(self, one: _Fragment) -> float:
         """Return the seconds that a fragment takes from steps, by one that changes nothing."""
         values = self._values(one.pieces)
         states = worker_weights.read(worker_weights.states_of(self._model))
-        tried = _Fragment(one.number, one.pieces, values, self._schedule)
+        tried = _Fragment(one.number, one.pieces, values, self._schedule, self._codec)
 
         def meet() -> None:
             delta = tried.agreed - self._values(one.pieces)
@@ -254,7 +258,8 @@ class OuterSteps(Meeting):
     def _values(self, pieces: list[fragments.Piece]) -> tf.Tensor:
         """Return the current numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
-        parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end) for piece in pieces]
+        dtype = worker_weights.common_dtype(weights)
+        parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end, dtype) for piece in pieces]
         return tf.concat(parts, axis=0)
 
     def _write(self, pieces: list[fragments.Piece], values: tf.Tensor) -> None:
