@@ -356,7 +356,7 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "tversky of Keras": lambda **options: _built(loss=keras.losses.Tversky(alpha=0.3, beta=0.7), **options),
     "a loss with a mask": lambda **options: _built(loss=_masked, **options),
     "a loss that compares": lambda **options: _built(loss=Comparing(), optimizer=Clipping, **options),
-    "a similarity over rows": lambda **options: _built(loss=keras.losses.CosineSimilarity(axis=0), **options),
+    "a similarity over rows": lambda **options: _built(loss=keras.losses.CosineSimilarity(axis=-2), **options),
     "a layer of ones own": lambda **options: _built(Attention(), **options),
     "metrics": lambda **options: _built(
         metrics=[
@@ -366,6 +366,7 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
                 FromOne(name="from_one"),
                 keras.losses.dice,
                 keras.metrics.CosineSimilarity(axis=0),
+                keras.metrics.CosineSimilarity(axis=-2, name="counted_from_the_end"),
             ),
             keras.losses.MeanSquaredError(reduction="sum", name="summed"),
         ],
