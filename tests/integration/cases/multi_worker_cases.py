@@ -282,6 +282,7 @@ def predictions_of_kinds() -> dict[str, Any]:
     for name, function in {
         "bool": lambda v: v[:, :1] > 0.0,
         "uint8": lambda v: tf.cast(tf.abs(v[:, :1]) * 100.0, tf.uint8),
+        "complex128": lambda v: tf.cast(tf.complex(v[:, :2], v[:, :2]), tf.complex128),
         "string": lambda v: tf.strings.as_string(v[:, 0]),
     }.items():
 
