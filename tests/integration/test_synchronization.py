@@ -176,6 +176,7 @@ def test_replicas_of_a_worker_reduce_in_every_step_of_a_ring(forking: Forks) -> 
     """Each worker is one place of data parallelism, as the simulation's models are."""
     with start(forking, "ring", 2, replicas=2, kind=RestingPool) as pool:
         found = call(pool, "local_sgd", every=4, optimizer="adam", normalizes=False)
+        assert sum(call(pool, "part_of_a_mean")) == 1.0
     for seen in found:
         same(seen["weights"], found[0]["simulated"])
         assert seen["history"] == found[0]["history"]

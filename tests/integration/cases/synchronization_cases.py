@@ -164,6 +164,16 @@ def local_sgd(every: int, optimizer: str, normalizes: bool, moments: bool = True
     return seen | {"simulated": simulation.mean()}
 
 
+def part_of_a_mean() -> float:
+    """Return what this worker adds to a metric's variable that is a mean over replicas, all of which have 1."""
+    with strategy("local-sgd:every=2").scope():
+        model = network("sgd")
+        one = keras.metrics.Metric().add_variable((), "ones", aggregation="mean")
+    local = local_steps.of(model)
+    assert local is not None
+    return float(local._part(one))
+
+
 def post_local_sgd(after: int, every: int, optimizer: str) -> dict[str, Any]:
     """Return the end of a training whose first steps reduce gradients, and of its simulation."""
     seen = trained(f"post-local-sgd:after={after},every={every}", optimizer)
