@@ -64,7 +64,7 @@ class Logs:
         self._sent = [leaf for leaf in scalars if id(leaf) not in again]
         self._sent += self._replay.given if self._replay else []
         for tensor in self._sent:
-            value = tf.cast(tensor, tf.float32) if _counts(tensor) else tensor
+            value = tf.cast(tensor, tf.float64) if _counts(tensor) else tensor
             yield replica_sums.weighted(value, weights.get(id(tensor), current.share))
 
     def _symbolic(self) -> list[tf.Tensor]:
