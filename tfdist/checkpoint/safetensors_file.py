@@ -21,6 +21,7 @@ PIECE_BYTES = 256 << 10  # checksums hold Python's lock for 50 us of these at a 
 LARGEST_HEADER = 16 << 20
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
+    "C64": np.dtype("<c8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
