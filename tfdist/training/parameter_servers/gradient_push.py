@@ -293,7 +293,7 @@ class ToChief:
         if self._rules.get(id(variable)) == "sum":
             change = value - old
             return "average", tf.where(self._current.rows > 0, change, tf.zeros_like(change))
-        if value.dtype.is_floating:
+        if value.dtype.is_floating or value.dtype.is_complex:
             # Averages over parts, as layers' moving statistics are; what the chief holds is equal on all parts.
             return "average", replica_sums.weighted(value - old, self._current.share)
         if value.dtype.is_integer and not value.dtype.is_unsigned:
