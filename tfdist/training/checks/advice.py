@@ -158,9 +158,9 @@ def of_statistics(model: Any, names: Sequence[str], part: str) -> str:
 def of_blends(model: Any, names: Sequence[str], part: str) -> str:
     """Return the sentence about layers that blend the rows of a part of a batch."""
     return (
-        f"the layers {_listed(names)} (model {model.name!r}) blend each example with another of {part}, and one device "
-        "draws it from the whole batch. Blend in the input for that: dataset.map(keras.layers.MixUp()). Leave it if a "
-        "partner from fewer examples is what you want."
+        f"each partner with which {_listed(names)} (model {model.name!r}) blends an example is drawn from {part}. One "
+        "device draws it from the whole batch. For that, blend in the input: dataset.map(keras.layers.MixUp()). Leave "
+        "it if partners from fewer examples are what you want."
     )
 
 
