@@ -111,7 +111,7 @@ class Twice(Keeping):
 
 
 class Wave(Keeping):
-    """Trains complex numbers, and keeps an average of complex numbers."""
+    """Trains complex numbers, keeps an average of them, and exchanges them."""
 
     shape, dtype_of_state = (4,), "complex64"
 
@@ -121,6 +121,9 @@ class Wave(Keeping):
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         turned = tf.cast(inputs, tf.complex64) * self.phase * tf.constant(1 + 0.5j, tf.complex64)
+        if (replica := tf.distribute.get_replica_context()) is not None:
+            squares = tf.reduce_mean(replica.all_gather(turned * turned, axis=0), axis=0)
+            turned -= replica.all_reduce("MEAN", 0.1 * squares)
         if training:
             self.kept.assign(0.9 * self.kept + 0.1 * tf.reduce_mean(turned, axis=0))
         return tf.math.real(turned) + tf.math.imag(turned)
