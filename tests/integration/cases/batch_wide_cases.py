@@ -348,18 +348,8 @@ def _built(
 
 
 _STATES = (
-    Count,
-    IntCount,
-    DeclaredCount,
-    Steps,
-    Sum,
-    DecayedSum,
-    Average,
-    Largest,
-    Smallest,
-    LastRow,
-    Histogram,
-    Twice,
+    *(Count, IntCount, DeclaredCount, Steps, Sum, DecayedSum, Average),
+    *(Largest, Smallest, LastRow, Histogram, Twice),
 )
 #: what is the same as on one device
 RIGHT: dict[str, Callable[..., keras.Model]] = {
@@ -380,13 +370,8 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "metrics": lambda **options: _built(
         metrics=[
             *(_dice, _centred_error, F1(name="f1"), LargestError(name="largest"), Seen(name="seen")),
-            *(
-                Undeclared(name="undeclared"),
-                FromOne(name="from_one"),
-                keras.losses.dice,
-                keras.metrics.CosineSimilarity(axis=0),
-                keras.metrics.CosineSimilarity(axis=-2, name="counted_from_the_end"),
-            ),
+            *(Undeclared(name="undeclared"), FromOne(name="from_one"), keras.losses.dice),
+            *(keras.metrics.CosineSimilarity(axis=axis, name=f"over_axis_{axis}") for axis in (0, -2)),
             keras.losses.MeanSquaredError(reduction="sum", name="summed"),
         ],
         **options,
