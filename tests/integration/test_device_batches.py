@@ -14,6 +14,7 @@ import tfdist
 from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow.device_batches import Ahead, DeviceIterator
+from tfdist.strategies import local_replicas
 from tfdist.training.global_batches import Input
 from tfdist.variables import DEVICE_PREFETCH
 
@@ -133,6 +134,11 @@ def test_an_input_that_is_left_is_ended() -> None:
     early.end()
     assert next(epoch, None) is None
     assert is_closed.wait(60)
+
+
+@pytest.mark.parametrize("name", ["CPU:0", "/cpu:0", "/device:CPU:0", "/job:localhost/replica:0/task:0/device:CPU:0"])
+def test_devices_have_the_names_that_tensorflow_takes(name: str) -> None:
+    assert local_replicas.named_devices([name]) == ["/device:CPU:0"]
 
 
 def test_batches_wait_in_the_memory_of_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:

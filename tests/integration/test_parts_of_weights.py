@@ -24,7 +24,7 @@ def test_a_part_is_read_and_written_and_the_rest_stays(shape: tuple[int, ...]) -
         worker_weights.write_part(variable, begin, tf.constant(values))
         expected[begin:end] = values
         assert variable.numpy().ravel().tolist() == expected.tolist()
-        assert worker_weights.read_part(variable, begin, end).numpy().tolist() == values.tolist()
+        assert worker_weights.read_part(variable, begin, end, tf.float32).numpy().tolist() == values.tolist()
 
 
 def test_what_was_read_stays_and_later_reads_do_not_copy() -> None:

@@ -9,9 +9,11 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import loss as keras_loss
 from tfdist.parallel.pipeline import whole_batches
 from tfdist.parallel.pipeline.division import Division
-from tfdist.training.checks import row_mixing
+from tfdist.training.checks import row_mixing, step_probe
 
 
 class Deviating(layers.Layer):
@@ -138,8 +140,32 @@ def test_layers_that_look_at_a_whole_batch_are_suspects() -> None:
     apart = [layers.TextVectorization(output_sequence_length=5), layers.MelSpectrogram(power_to_db=False)]
     model = keras.Sequential([layers.Dense(2, "silu", kernel_regularizer=lambda w: 0.1), *apart])
     assert not row_mixing.suspects(model)
-    calling = Calling(3, name="calling")
-    assert row_mixing.suspects(keras.Sequential([texts, spectrum, calling])) == ["texts", "spectrum", "calling"]
+    calling, counted = Calling(3, name="calling"), layers.Softmax(axis=-2, name="counted_from_the_end")
+    found = row_mixing.suspects(keras.Sequential([texts, spectrum, calling, counted]))
+    assert found == ["texts", "spectrum", "calling", "counted_from_the_end"]
+
+
+def test_layers_that_blend_rows_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([layers.MixUp(name="mix"), layers.RandomFlip(), layers.CutMix(name="cut")])
+    for part in (None, row_mixing.OF_REPLICAS, row_mixing.OF_REPLICAS):
+        step_probe.warn_of_parts(model, Workers(), part)
+    assert [("mix" in text, "cut" in text) for text in caplog.messages] == [(True, True)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "compares"),
+    [
+        (keras.losses.CosineSimilarity(axis=-2), [2, 3], True),
+        (keras.losses.CosineSimilarity(axis=-2), [2, 3, 4], False),
+        (keras.losses.CosineSimilarity(axis=-2), None, True),
+        (keras.losses.CosineSimilarity(), None, False),
+        (keras.losses.Dice(axis=(-2, -1)), [2, 3, 4], False),
+        (keras.losses.Dice(axis=(-2, -1)), [2, 3], True),
+        (keras.losses.Tversky(), [2, 3], True),
+    ],
+)
+def test_losses_over_rows_are_known(loss: keras.losses.Loss, outputs: Any, compares: bool) -> None:
+    assert keras_loss.compares_examples(loss, None if outputs is None else tf.zeros(outputs)) is compares
 
 
 def test_one_number_for_a_batch_compares_rows() -> None:

@@ -82,20 +82,20 @@ def test_outer_steps_that_take_the_mean_are_local_sgd(pools: dict[int, WorkerPoo
 
 
 @pytest.mark.parametrize(
-    ("workers", "options"),
+    ("workers", "options", "dtype"),
     [
-        (3, {"every": 6, "fragments": 2, "delay": 2}),
-        pytest.param(2, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25}, marks=release),
-        pytest.param(2, {"every": 3}, marks=release),
+        (3, {"every": 6, "fragments": 2, "delay": 2}, "float64"),
+        pytest.param(2, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25}, "float32", marks=release),
+        pytest.param(2, {"every": 3}, "float32", marks=release),
     ],
     ids=["fragments", "mixed", "whole"],
 )
 def test_outer_steps_are_those_of_the_simulation(
-    pools: dict[int, WorkerPool], workers: int, options: dict[str, Any]
+    pools: dict[int, WorkerPool], workers: int, options: dict[str, Any], dtype: str
 ) -> None:
-    found = call(pools[workers], "outer_steps", options=options)
-    for seen in found:
-        same(seen["weights"], found[0]["simulated"], within=4e-6)  # roundings that normalization enlarges
+    found = call(pools[workers], "outer_steps", options=options, dtype=dtype)
+    for seen in found:  # roundings that normalization enlarges
+        same(seen["weights"], found[0]["simulated"], within=4e-6 if dtype == "float32" else 1e-12)
 
 
 @pytest.mark.parametrize("wire", ["int4", "int4 over tensorflow"])
@@ -107,17 +107,19 @@ def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool], wire: str) ->
 
 
 @pytest.mark.parametrize(
-    ("workers", "text"),
+    ("workers", "text", "dtype"),
     [
-        (2, "elastic:every=3,alpha=0.3"),
-        (3, "gossip:topology=ring,push_sum=true"),
-        pytest.param(3, "gossip:every=2,topology=exponential", marks=release),
+        (2, "elastic:every=3,alpha=0.3", "float32"),
+        (3, "gossip:topology=ring,push_sum=true", "float64"),
+        pytest.param(3, "gossip:every=2,topology=exponential", "float32", marks=release),
     ],
 )
-def test_mixtures_are_those_of_the_simulation(pools: dict[int, WorkerPool], workers: int, text: str) -> None:
-    found = call(pools[workers], "mixed", text=text)
+def test_mixtures_are_those_of_the_simulation(
+    pools: dict[int, WorkerPool], workers: int, text: str, dtype: str
+) -> None:
+    found = call(pools[workers], "mixed", text=text, dtype=dtype)
     for seen in found:
-        same(seen["weights"], found[0]["simulated"])
+        same(seen["weights"], found[0]["simulated"], within=1e-6 if dtype == "float32" else 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,7 @@ def test_replicas_of_a_worker_reduce_in_every_step_of_a_ring(forking: Forks) -> 
     """Each worker is one place of data parallelism, as the simulation's models are."""
     with start(forking, "ring", 2, replicas=2, kind=RestingPool) as pool:
         found = call(pool, "local_sgd", every=4, optimizer="adam", normalizes=False)
+        assert sum(call(pool, "part_of_a_mean")) == 1.0
     for seen in found:
         same(seen["weights"], found[0]["simulated"])
         assert seen["history"] == found[0]["history"]

@@ -296,6 +296,7 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
     for seen in call(pool, "predictions_of_kinds"):
         assert seen["bool"] is True
         assert seen["uint8"] is True
+        assert seen["complex128"] is True
         assert refusal_fields.are(seen["string"], "UnsupportedError")
 
 

@@ -259,6 +259,7 @@ def test_noise_of_an_optimizer_is_that_of_one_device(pool: WorkerPool) -> None:
 
 def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:
     assert call(pool, "numbers", of="update_cases") == {}
+    assert call(pool, "logged", of="update_cases", number=2**40 + 1) == 2**40 + 1
 
 
 def test_a_large_table_lies_in_parts(pool: WorkerPool) -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,11 +42,12 @@ def test_what_goes_in_comes_out(value: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "bool", "uint8"])
 def test_arrays_keep_shape_and_dtype(dtype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype)
-    found = there_and_back({"best": [array, array[0]], "n": np.int16(3)})
+    found = there_and_back({"best": [array, array[0]], "n": np.int16(3), "half": ml_dtypes.bfloat16(1.5)})
     np.testing.assert_array_equal(found["best"][0], array)
     assert found["best"][0].dtype == array.dtype
     assert found["best"][1].shape == (3,)
     assert isinstance(found["n"], np.int16)
+    assert isinstance(found["half"], ml_dtypes.bfloat16)
 
 
 def test_an_array_that_changes_later_is_kept_as_it_was() -> None:

@@ -56,6 +56,7 @@ def test_the_library_reads_it() -> None:
         "waves": np.array([1 + 2j, -3j], "c8"),
         "none": np.zeros((0, 4)),
         "small": generator.normal(size=3).astype(ml_dtypes.bfloat16),
+        "complex": (generator.normal(size=3) * 1j).astype(np.complex64),
     }
     found = dict(safetensors.deserialize(written(given)))
     assert found.keys() == given.keys()

@@ -1,5 +1,6 @@
 """Inputs that depend on what was read before training resumes: epochs of tf.data, steps of a validation."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def in_python(rows: tf.data.Dataset) -> tf.data.Dataset:
     return rows.map(lambda x: tf.numpy_function(np.negative, [x], tf.int64))
 
 
+def joined(rows: tf.data.Dataset) -> tf.data.Dataset:
+    """Join more datasets one by one, and to themselves, than Python calls functions in functions."""
+    several = functools.reduce(lambda before, _: before.concatenate(rows), range(500), rows)
+    return functools.reduce(lambda before, _: before.concatenate(before), range(30), several)
+
+
 def looked_up(rows: tf.data.Dataset) -> tf.data.Dataset:
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2], tf.int64, tf.int64), 0)
     return rows.map(table.lookup)
@@ -45,6 +52,7 @@ def looked_up(rows: tf.data.Dataset) -> tf.data.Dataset:
         (counting, True),
         (in_python, True),
         (looked_up, False),
+        (joined, False),
     ],
 )
 def test_what_an_earlier_iteration_leaves_behind_is_seen(made: _Made, expected: bool) -> None:

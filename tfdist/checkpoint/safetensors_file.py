@@ -21,12 +21,12 @@ PIECE_BYTES = 256 << 10  # checksums hold Python's lock for 50 us of these at a 
 LARGEST_HEADER = 16 << 20
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
+    "C64": np.dtype("<c8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "C64": np.dtype("<c8"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I16": np.dtype("<i2"),

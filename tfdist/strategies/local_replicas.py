@@ -30,7 +30,7 @@ def named_devices(devices: Sequence[str] | None) -> list[str]:
             name="devices",
             received=devices,
         )
-    names = ["/device:" + device.upper().replace("/DEVICE:", "").strip("/").split("/")[-1] for device in devices]
+    names = ["/device:" + device.upper().replace("/DEVICE:", "/").strip("/").split("/")[-1] for device in devices]
     missing = [given for given, name in zip(devices, names, strict=True) if name not in present]
     if missing:
         raise ConfigError(

@@ -480,5 +480,5 @@ class LocalSteps:
         if variable.aggregation == "sum":
             return tf.add_n(own)
         if variable.aggregation == "mean":
-            return tf.add_n(own) / tf.cast(self._workers.count, own[0].dtype)
+            return tf.add_n(own) / tf.cast(self._workers.count * len(own), own[0].dtype)
         return own[0] if self._workers.is_chief else tf.zeros_like(own[0])

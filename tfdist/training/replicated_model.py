@@ -69,7 +69,7 @@ def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool)
     if local is not None:
         local.begins() if training else local.show()
     if training:
-        step_probe.warn_of_statistics(model, workers, strategy.normalizes_by)
+        step_probe.warn_of_parts(model, workers, strategy.normalizes_by)
         step_clock().training_begins()
     worker_callbacks.adapt(model, workers, training)
 

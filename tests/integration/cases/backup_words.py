@@ -24,8 +24,11 @@ def model_of():
     return model
 
 
-def fit(*callbacks, epochs, batch_size=4):
-    model_of().fit(X, X[:, 0], batch_size=batch_size, epochs=epochs, verbose=0, callbacks=list(callbacks))
+def fit(*callbacks, epochs, batch_size=4, rate=0.01):
+    model = model_of()
+    model.optimizer.learning_rate = rate
+    model.fit(X, X[:, 0], batch_size=batch_size, epochs=epochs, verbose=0, callbacks=list(callbacks))
+    return float(model.optimizer.learning_rate.numpy())
 
 
 def state_that_cannot_be_kept():
@@ -95,6 +98,13 @@ def going_on():
     (rate, where) = said
     assert are(where, "step 0 ", "epoch 3 ", place)
     assert are(rate, "was 4 and is 12", "adam", "was 0.01 and is 0.03", "'linear'")
+    kept_rate = fit(kept(), epochs=4, batch_size=12, rate=0.5)
+    (rate, _) = said
+    assert are(rate, "adam", " 0.5,", " 0.01 ", " 0.03.", "LearningRateScheduler(lambda epoch, rate: 0.5)")
+    assert kept_rate == np.float32(0.03)
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5)
+    assert fit(scheduler, kept(), epochs=5, batch_size=12, rate=0.5) == 0.5
+    assert len(said) == 1
 
 
 def another_script():

@@ -48,7 +48,7 @@ def seeds_that_differ() -> dict[str, Any]:
     return {"began": began, "ended": weights(network), "small": [one.numpy().astype(float).tolist() for one in own]}
 
 
-SMALL = ("bfloat16", "float16", "int8", "uint8", "int16", "uint16", "uint32", "int64")
+SMALL = ("bfloat16", "float16", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "complex64")
 
 
 def data_that_differs(rows: list[int], shift: list[float]) -> str:
@@ -282,6 +282,7 @@ def predictions_of_kinds() -> dict[str, Any]:
     for name, function in {
         "bool": lambda v: v[:, :1] > 0.0,
         "uint8": lambda v: tf.cast(tf.abs(v[:, :1]) * 100.0, tf.uint8),
+        "complex128": lambda v: tf.cast(tf.complex(v[:, :2], v[:, :2]), tf.complex128),
         "string": lambda v: tf.strings.as_string(v[:, 0]),
     }.items():
 

@@ -72,11 +72,11 @@ def strategy(synchronization: str | None) -> Any:
 strategy(None)  # before TensorFlow's first operation
 
 
-def network(optimizer: str, *, normalizes: bool = False, **options: Any) -> keras.Model:
+def network(optimizer: str, *, normalizes: bool = False, dtype: str = "float32", **options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
-    layers: list[Any] = [keras.Input((4,)), keras.layers.Dense(5, activation="tanh")]
-    layers += [keras.layers.BatchNormalization(momentum=0.5, synchronized=True)] if normalizes else []
-    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    layers: list[Any] = [keras.Input((4,), dtype=dtype), keras.layers.Dense(5, activation="tanh", dtype=dtype)]
+    layers += [keras.layers.BatchNormalization(momentum=0.5, synchronized=True, dtype=dtype)] if normalizes else []
+    model = keras.Sequential([*layers, keras.layers.Dense(1, dtype=dtype)])
     model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"], **options)
     return model
 
@@ -164,6 +164,16 @@ def local_sgd(every: int, optimizer: str, normalizes: bool, moments: bool = True
     return seen | {"simulated": simulation.mean()}
 
 
+def part_of_a_mean() -> float:
+    """Return what this worker adds to a metric's variable that is a mean over replicas, all of which have 1."""
+    with strategy("local-sgd:every=2").scope():
+        model = network("sgd")
+        one = keras.metrics.Metric().add_variable((), "ones", aggregation="mean")
+    local = local_steps.of(model)
+    assert local is not None
+    return float(local._part(one))
+
+
 def post_local_sgd(after: int, every: int, optimizer: str) -> dict[str, Any]:
     """Return the end of a training whose first steps reduce gradients, and of its simulation."""
     seen = trained(f"post-local-sgd:after={after},every={every}", optimizer)
@@ -203,15 +213,15 @@ def same_ends(names: list[str], optimizer: str) -> list[list[float]]:
     return [trained(name, optimizer)["weights"] for name in names]
 
 
-def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
+def outer_steps(options: dict[str, Any], dtype: str) -> dict[str, Any]:
     """Return the end of a training with outer steps, and of its simulation, in NumPy."""
     given = ",".join(f"{name}={value}" for name, value in options.items())
-    seen = trained(f"diloco:{given}", "momentum", normalizes=True)
+    seen = trained(f"diloco:{given}", "momentum", normalizes=True, dtype=dtype)
     if RANK:
         return seen
     schedule = meeting_schedules.require(f"diloco:{given}")
     assert isinstance(schedule, meeting_schedules.DiLoCo)
-    simulation = Simulation("momentum", normalizes=True)
+    simulation = Simulation("momentum", normalizes=True, dtype=dtype)
     weights = [model.trainable_variables for model in simulation.models]
     shapes = [tuple(variable.shape) for variable in weights[0]]
     cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
@@ -220,13 +230,14 @@ def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
         return np.concatenate([variable.numpy().ravel() for variable in weights[worker]]).astype(np.float64)
 
     agreed = vector(0)
+    rate = float(np.float32(0.7))  # as Keras keeps it
     velocity, sent = np.zeros_like(agreed), dict[int, Any]()
     edges = [len(agreed) * number // schedule.fragments for number in range(schedule.fragments + 1)]
 
     def apply(fragment: int, delta: np.ndarray, states: list[np.ndarray], own: list[np.ndarray]) -> None:
         part = slice(edges[fragment], edges[fragment + 1])
-        velocity[part] = 0.5 * velocity[part] - 0.7 * delta
-        agreed[part] += 0.5 * velocity[part] - 0.7 * delta
+        velocity[part] = 0.5 * velocity[part] - rate * delta
+        agreed[part] += 0.5 * velocity[part] - rate * delta
         for worker, model in enumerate(simulation.models):
             values = vector(worker)
             if schedule.keep is None:  # what was learned since the fragment was sent is added
@@ -259,13 +270,13 @@ def moving(model: keras.Model) -> list[Any]:
     return [variable for variable in model.non_trainable_variables if "float" in variable.dtype]
 
 
-def mixed(text: str) -> dict[str, Any]:
+def mixed(text: str, dtype: str) -> dict[str, Any]:
     """Return the end of a training of springs or of gossip, and of its simulation."""
-    seen = trained(text, "sgd")
+    seen = trained(text, "sgd", dtype=dtype)
     if RANK:
         return seen
     schedule = meeting_schedules.require(text)
-    simulation = Simulation("sgd")
+    simulation = Simulation("sgd", dtype=dtype)
     center = simulation.models[0].get_weights()
 
     def after(step: int) -> None:
@@ -273,7 +284,7 @@ def mixed(text: str) -> dict[str, Any]:
         for event in schedule.events(step) if schedule is not None else ():
             every = [model.get_weights() for model in simulation.models]
             if isinstance(schedule, meeting_schedules.Gossip):
-                table = np.array(meeting_schedules.mixing(schedule, WORKERS, event.fragment), np.float32)
+                table = np.array(meeting_schedules.mixing(schedule, WORKERS, event.fragment), dtype)
                 mixtures = [np.tensordot(table, np.stack(values), axes=1) for values in zip(*every, strict=True)]
                 new = [[mixture[worker] for mixture in mixtures] for worker in range(WORKERS)]
             else:

@@ -15,7 +15,9 @@ from parameter_server_cases import strategy
 
 from tfdist import errors
 from tfdist.optimizers import DistributedOptimizer
+from tfdist.training.parameter_servers import gradient_push
 from tfdist.training.parameter_servers.update import BoundedCalls
+from tfdist.training.replica import current_step
 
 X = np.random.default_rng(1).integers(0, 13, size=(40, 3))
 Y = np.random.default_rng(2).normal(size=(40, 2)).astype("float32")
@@ -142,6 +144,13 @@ def stale_and_refused() -> dict[str, Any]:
 def numbers() -> Any:
     """Return the values whose conversion to numbers differs from one device's."""
     return number_cases.not_as_expected(strategy(max_staleness=0))
+
+
+def logged(number: int) -> int:
+    """Return a whole number of the logs of a step as the chief gets it from its only part."""
+    logs, one = gradient_push.Logs(), tf.constant(1)
+    shares = list(logs.take({"number": tf.constant(number, tf.int64)}, current_step.Step(rows=one, global_rows=one)))
+    return int(logs.put(shares)["number"])
 
 
 def an_interrupted_call() -> list[str]:

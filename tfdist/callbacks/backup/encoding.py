@@ -16,7 +16,8 @@ def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, np.generic):
-        return {_SCALAR: [value.dtype.str, value.item()]}
+        dtype = value.dtype.name if value.dtype.kind == "V" else value.dtype.str  # such as bfloat16
+        return {_SCALAR: [dtype, value.item()]}
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OUSMm":
         arrays[name] = value.copy()  # its owner may write into it later
         return {_ARRAY: name}

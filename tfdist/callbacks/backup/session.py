@@ -190,6 +190,8 @@ class BackupSession(keras.callbacks.Callback):
             now=self._input.global_batch,
             tell=tell and self._workers.is_chief,
         )
+        if tell and self._workers.is_chief:
+            self._state.tell_of_learning_rates(state)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Enter the epoch at the saved step."""

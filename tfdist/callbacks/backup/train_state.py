@@ -36,6 +36,7 @@ class TrainState:
         self._others = list(others)
         self._unsaved = Unsaved(self._others)
         self._held = Held(model, self._whole)
+        self._given: list[float] = []  # the learning rates that this start of the script gives
         self._restored: set[str] = set()  # names, once a backup was restored
 
     def capture(self) -> tuple[Arrays, dict[str, Any]]:
@@ -53,7 +54,7 @@ class TrainState:
                 callbacks.append({"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")})
             except ConfigTypeError as error:
                 raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}", name=name) from error
-        return arrays, {"callbacks": callbacks, "unsaved": self._unsaved.state()}
+        return arrays, {"callbacks": callbacks, "unsaved": self._unsaved.state(), "learning_rates": self._given}
 
     def _whole(self) -> dict[str, Any]:
         return {name: tf_strategies.primary(one.value) for name, one in variables_of(self._model).whole.items()}
@@ -64,8 +65,9 @@ class TrainState:
         return keras_trainer.changed_variables(self._model, known)
 
     def begin(self) -> None:
-        """Note what callbacks know when training begins."""
+        """Note what callbacks know and optimizers are given when training begins."""
         self._unsaved.begin()
+        self._given = [float(rate.numpy()) for _, rate in _learning_rates(self._model)]
 
     def restore_model(
         self,
@@ -117,6 +119,19 @@ class TrainState:
                 callback_fields.set_state(callback, found)
         if tell:
             self._unsaved.tell(state.get("unsaved"))
+
+    def tell_of_learning_rates(self, state: Mapping[str, Any]) -> None:
+        """Warn of learning rates that the script has changed between two starts, in place of which others are used."""
+        former = state.get("learning_rates", [])
+        for (name, rate), given, before in zip(_learning_rates(self._model), self._given, former, strict=False):
+            if (restored := float(rate.numpy())) != given != before:
+                _logger.warning(
+                    "The learning rate of %s is given as %g, and was given as %g when the training of the backup "
+                    "began. Training continues with that of the backup, %g. For another from the next epoch on, pass "
+                    "keras.callbacks.LearningRateScheduler(lambda epoch, rate: %g), or begin anew in another "
+                    "backup_dir.",
+                    *(name, given, before, restored, given),
+                )
 
     def _matched(
         self,
@@ -178,6 +193,12 @@ def _require_same(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArra
             "it was made with (build them before fit, if they build themselves in their first step), or begin anew in "
             "another backup_dir."
         )
+
+
+def _learning_rates(model: keras.Model) -> list[tuple[str, Any]]:
+    """Return the learning rates that are variables, each with the name of its optimizer."""
+    optimizers = keras_trainer.optimizers(model)
+    return [(one.name, rate) for one in optimizers for rate in keras_optimizer.learning_rate_variables(one)]
 
 
 def scalars(logs: Any) -> dict[str, float]:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras.loss import may_be_rows
 
 # attributes with functions of weights alone, and of results that are losses
 _OF_WEIGHTS = ("initializer", "regularizer", "constraint")
@@ -104,7 +105,7 @@ def _is_over_rows(layer: keras.layers.Layer) -> bool:
     if isinstance(layer, keras.layers.TextVectorization):  # it pads texts to the longest one
         return layer._output_mode == "int" and not layer._ragged and layer._output_sequence_length is None
     axis = getattr(layer, "axis", None)
-    return 0 in (axis if isinstance(axis, (list, tuple)) else (axis,))
+    return any(map(may_be_rows, axis if isinstance(axis, (list, tuple)) else (axis,)))
 
 
 def _runs_other_code(layer: keras.layers.Layer) -> bool:
@@ -126,7 +127,7 @@ def _runs_other_code(layer: keras.layers.Layer) -> bool:
 def _is_known(function: Any) -> bool:
     """Return whether a function that a layer holds is Keras' or TensorFlow's, or a method of it that tfdist gave it."""
     while isinstance(function, functools.partial):
-        if function.keywords.get("axis") == 0:
+        if may_be_rows(function.keywords.get("axis")):
             return False
         function = function.func
     return _is_keras(function) or str(getattr(function, "__module__", "")).startswith("tfdist.")

@@ -42,16 +42,25 @@ def is_of_keras(loss: Any) -> bool:
     return loss is None or (reduces_by_itself(loss) and keeps_examples(loss))
 
 
-def compares_examples(loss: Any) -> bool:
-    """Return whether a loss of Keras, or its function, combines several examples of a batch in one value."""
+def may_be_rows(axis: Any, rank: int | None = None) -> bool:
+    """Return whether an axis is the first of a tensor; of one whose rank is unknown, whether it may be.
+
+    The last axis, from which most of Keras' code counts, is not the first one of any tensor with features.
+    """
+    return isinstance(axis, int) and (axis == 0 or (axis < -1 if rank is None else axis == -rank))
+
+
+def compares_examples(loss: Any, outputs: Any = None) -> bool:
+    """Return whether a loss of Keras, or its function, combines several examples in one value; if in doubt, True."""
     if isinstance(loss, keras.losses.Circle):
         return True
     axes = getattr(loss, "axis", None) if hasattr(loss, "axis") else getattr(loss, "_fn_kwargs", {}).get("axis")
     axes = [axes] if isinstance(axes, int) else axes
-    if isinstance(loss, (keras.losses.Dice, keras.losses.Tversky)):
-        return axes is None or any(axis <= 0 for axis in axes)  # one that counts from the end may be the first
-    if axes is not None and 0 in axes:  # of cosine similarity, or of crossentropy: classes are never on the first axis
+    rank = tf.TensorShape(getattr(outputs, "shape", None)).rank
+    if axes is not None and any(may_be_rows(axis, rank) for axis in axes):
         return True
+    if isinstance(loss, (keras.losses.Dice, keras.losses.Tversky)):
+        return axes is None
     return getattr(loss, "fn", loss) in (keras.losses.dice, keras.losses.tversky, keras.losses.circle)
 
 

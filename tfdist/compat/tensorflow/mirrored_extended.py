@@ -430,9 +430,7 @@ def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
 
 def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     first = first_local_value(value)
-    if not isinstance(first, tf.Tensor) or not (
-        first.dtype.is_floating or first.dtype.is_integer or first.dtype.is_bool
-    ):
+    if not isinstance(first, tf.Tensor) or first.dtype == tf.string:
         raise UnsupportedError(
             f"predict gave {getattr(first, 'dtype', type(first).__name__)!r} values of type {type(first).__name__}; "
             "over several workers rows can be gathered of numbers and bools in dense tensors. Let the model return "
@@ -440,9 +438,10 @@ def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
         )
     if first.dtype in _TRAVELS:
         return strategy.gather(value, axis=0)
+    convert = tf.bitcast if first.dtype.is_complex else tf.cast
     carrier = tf.float32 if first.dtype.is_floating else tf.int64
-    carried = per_replica(tuple(tf.cast(v, carrier) for v in local_values(strategy, value)))
-    return tf.cast(strategy.gather(carried, axis=0), first.dtype)
+    carried = per_replica(tuple(convert(v, carrier) for v in local_values(strategy, value)))
+    return convert(strategy.gather(carried, axis=0), first.dtype)
 
 
 def _as_number(variable: Any) -> Any:

@@ -49,24 +49,26 @@ def chief_value(
     def made() -> tf.Tensor:
         with tf.device(device):
             own = first_value(given["initial_value"], given.get("dtype"))
-            carrier = _carrier(own.dtype)
-            carried = tf.cast(own, carrier)
+            convert, carrier = _carrier(own.dtype)
+            carried = convert(own, carrier)
         if tf.executing_eagerly():
             compare(path, own.shape.as_list(), own.dtype)
         received = create(0, device, None, **{**given, "initial_value": carried, "dtype": carrier})()
         with tf.device(device):
-            return tf.cast(received, own.dtype)
+            return convert(received, own.dtype)
 
     return made
 
 
-def _carrier(dtype: tf.DType) -> tf.DType:
-    """Return a dtype that TensorFlow can broadcast and that holds every value of this one; itself if there is none."""
+def _carrier(dtype: tf.DType) -> tuple[Callable[..., tf.Tensor], tf.DType]:
+    """Return a conversion to a dtype that TensorFlow can broadcast, and that dtype; to itself if there is none."""
+    if dtype.is_complex or dtype == tf.uint64:
+        return tf.bitcast, tf.int64
     if dtype.is_integer and dtype.size < 4:
-        return tf.int32
+        return tf.cast, tf.int32
     if dtype == tf.uint32:
-        return tf.int64
-    return tf.float32 if dtype.is_floating and dtype.size < 4 and dtype != tf.float16 else dtype
+        return tf.cast, tf.int64
+    return tf.cast, tf.float32 if dtype.is_floating and dtype.size < 4 and dtype != tf.float16 else dtype
 
 
 def for_step(like: Any, value: tf.Tensor) -> tf.Variable:

@@ -157,14 +157,24 @@ def mean_of(total: Any, count: int) -> Any:
 
 
 def as_rows(value: Any) -> Any:
-    """Return a value in a dtype that TensorFlow's collectives carry: they cannot gather rows of bfloat16."""
-    if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
-        return value
-    return tf.IndexedSlices(tf.bitcast(value.values, tf.float16), value.indices, value.dense_shape)
+    """Return a value in a dtype that TensorFlow's collectives carry: no complex numbers, and no rows of bfloat16."""
+    if value.dtype.is_complex:
+        return _with_values(value, lambda one: tf.stack([tf.math.real(one), tf.math.imag(one)], axis=-1))
+    if isinstance(value, tf.IndexedSlices) and value.dtype == tf.bfloat16:
+        return _with_values(value, lambda one: tf.bitcast(one, tf.float16))
+    return value
 
 
 def of_rows(total: Any, value: Any) -> Any:
     """Return the result of a collective on `as_rows` of a value, in the dtype of the value."""
     if total.dtype == value.dtype:
         return total
-    return tf.IndexedSlices(tf.bitcast(total.values, value.dtype), total.indices, total.dense_shape)
+    if value.dtype.is_complex:
+        return _with_values(total, lambda one: tf.complex(one[..., 0], one[..., 1]))
+    return _with_values(total, lambda one: tf.bitcast(one, value.dtype))
+
+
+def _with_values(value: Any, convert: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    if not isinstance(value, tf.IndexedSlices):
+        return convert(value)
+    return tf.IndexedSlices(convert(value.values), value.indices, value.dense_shape)

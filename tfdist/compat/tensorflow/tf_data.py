@@ -327,7 +327,15 @@ def one_to_one_source(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    return [dataset, *(deeper for source in dataset._inputs() for deeper in sources(source))]
+    """Return a dataset and all that it is made of, each once, the latest first."""
+    found: dict[int, tf.data.Dataset] = {}
+    pending = [dataset]
+    while pending:  # not by recursion: a script may join hundreds of datasets one by one
+        one = pending.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            pending.extend(reversed(one._inputs()))
+    return list(found.values())
 
 
 def reading_matters(dataset: tf.data.Dataset) -> bool:

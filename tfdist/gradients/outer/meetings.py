@@ -95,7 +95,7 @@ class Group:
         """Return on all workers the result of an exchange of their values times their shares, in the same shapes."""
         island = self.island
         share = self.share if island is None else 1 / island.count
-        mine = [value * tf.cast(share, value.dtype) for value in values]
+        mine = [value * tf.constant(share, value.dtype) for value in values]  # `tf.cast` would round it to float32
         if island is None:
             return exchange(self.traced, mine)
         return island.told(mine if island.heads is None else exchange(island.heads, mine), labels)
@@ -248,4 +248,4 @@ class Averaging(Meeting):
 
     def _slots(self) -> list[keras.Variable]:
         slots = worker_weights.slots_of(self._model) if self._averages_moments else []
-        return [one for one in slots if worker_weights.is_floating(one)]
+        return [one for one in slots if worker_weights.has_mean(one)]

@@ -14,7 +14,7 @@ from tfdist.gradients.outer.meetings import Group, Load, Meeting
 
 
 class Springs(Meeting):
-    """The meetings of `ElasticAveraging`; every worker has the centre, and all change it in the same way."""
+    """The meetings of `ElasticAveraging`; every worker has the center, and all change it in the same way."""
 
     remembers = True
 
@@ -24,7 +24,7 @@ class Springs(Meeting):
         self._center: list[keras.Variable] = []
 
     def make(self) -> None:
-        """Make the centre equal to the weights."""
+        """Make the center equal to the weights."""
         weights = worker_weights.weights_of(self._model)
         self._center = [
             keras.Variable(value, name=f"center_{number}", dtype=one.dtype, trainable=False)
@@ -32,23 +32,23 @@ class Springs(Meeting):
         ]
 
     def begin(self) -> None:
-        """Make the centre equal to the weights."""
+        """Make the center equal to the weights."""
         worker_weights.write(self._center, worker_weights.read(self._weights) if self._center else [])
 
     def memory(self) -> list[ShardedState]:
-        """Return the centre."""
+        """Return the center."""
         return [ShardedState("the center of the workers' weights", self._center, rule="keep", axis="worker")]
 
     def perform(self, event: Event) -> None:
-        """Pull weights and centre together."""
+        """Pull weights and center together."""
         self._traced("meet", self._meet)
 
     def known(self) -> list[tf.Tensor] | None:
-        """Return the centre."""
+        """Return the center."""
         return worker_weights.read(self._center) or None
 
     def mean(self) -> list[tf.Tensor]:
-        """Return the centre, and the mean of states."""
+        """Return the center, and the mean of states."""
         states = worker_weights.states_of(self._model)
         means = self._traced("states", functools.partial(self._mean_of, states)) if states else []
         return [*worker_weights.read(self._center), *means]
@@ -59,7 +59,9 @@ class Springs(Meeting):
 
     def _meet(self) -> None:
         weights, centers = worker_weights.read(self._weights), worker_weights.read(self._center)
-        pulls = [(one - center) * tf.cast(self._alpha, one.dtype) for one, center in zip(weights, centers, strict=True)]
+        pulls = [
+            (one - center) * tf.constant(self._alpha, one.dtype) for one, center in zip(weights, centers, strict=True)
+        ]
         paths = relative_paths([one.path for one in self._weights])
         totals = self._group.traced.all_reduce(pulls, [f"pull of {path}" for path in paths])
         worker_weights.write(self._weights, [one - pull for one, pull in zip(weights, pulls, strict=True)])
@@ -79,7 +81,7 @@ class Neighbours(Meeting):
     def make(self) -> None:
         """Begin with weight 1 for this worker, if weights are passed on."""
         if self._schedule.push_sum:
-            dtype = worker_weights.exact_dtype(self._variables).name
+            dtype = worker_weights.common_dtype(self.exchanged()).name
             self._weight = [keras.Variable(1.0, name="weight_passed_on", dtype=dtype, trainable=False)]
 
     def memory(self) -> list[ShardedState]:
@@ -100,13 +102,9 @@ class Neighbours(Meeting):
         wire_bytes = neighbours * worker_weights.bytes_of(exchanged)
         return Load(wire_bytes, stepping_seconds=self._write_seconds(exchanged))
 
-    @property
-    def _variables(self) -> list[keras.Variable]:
-        return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
-
     def _meet(self, number: int) -> None:
-        variables = self._variables
-        dtype = worker_weights.exact_dtype(variables)
+        variables = self.exchanged()
+        dtype = worker_weights.common_dtype(variables)
         values = [tf.cast(one, dtype) for one in worker_weights.read(variables)]
         sizes = [tf.TensorShape(one.shape).num_elements() for one in values]
         flat = tf.concat([tf.reshape(one, [-1]) for one in values], axis=0)

@@ -73,13 +73,14 @@ def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
 class _Fragment:
     """A part of the weights: the values agreed on last, the outer optimizer, and the codec's memory."""
 
-    def __init__(self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
+    def __init__(
+        self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo, codec: Codec | None
+    ) -> None:
         self.number = number
         self.pieces = pieces
         self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype=values.dtype.name, trainable=True)
         self.optimizer = optimizer_of(_default_optimizer if schedule.outer is None else schedule.outer)
         self.optimizer.build([self.agreed])
-        codec = codec_of(schedule.wire)
         states = [] if codec is None else codec.init(tf.TensorSpec(values.shape, values.dtype))
         self.rules = [state.rule for state in states]
         self.memory = [
@@ -111,8 +112,7 @@ class _Landing:
         self.awaited = keras.Variable(0, name="awaited_fragment", dtype="int64", trainable=False)
         self.mean = zeros("arrived", [numbers], dtype)
         self.own = zeros("sent", [numbers], dtype)
-        kinds = [worker_weights.exact_dtype([one]) for one in states]
-        self.states = [zeros(f"arrived_state_{i}", one.shape, kinds[i]) for i, one in enumerate(states)]
+        self.states = [zeros(f"arrived_state_{i}", one.shape, tf.as_dtype(one.dtype)) for i, one in enumerate(states)]
 
     def store(self, flight: _Flight) -> None:
         """Wait for a fragment, and keep it."""
@@ -148,13 +148,15 @@ class OuterSteps(Meeting):
                 name="fragments",
                 received=self._schedule.fragments,
             )
+        dtype = worker_weights.common_dtype(weights)
+        if dtype.is_complex:
+            self._codec = None  # codecs encode real numbers
         self._fragments = [
-            _Fragment(number, one, self._values(one), self._schedule) for number, one in enumerate(pieces)
+            _Fragment(number, one, self._values(one), self._schedule, self._codec) for number, one in enumerate(pieces)
         ]
         if self._schedule.delay:
             states = worker_weights.states_of(self._model)
-            most = max(one.numbers for one in self._fragments)
-            self._landing = _Landing(most, worker_weights.exact_dtype(weights), states)
+            self._landing = _Landing(max(one.numbers for one in self._fragments), dtype, states)
 
     def begin(self) -> None:
         """Agree on the model's weights; exchanges that are under way are discarded."""
@@ -240,7 +242,7 @@ class OuterSteps(Meeting):
         """Return the seconds that a fragment takes from steps, by one that changes nothing."""
         values = self._values(one.pieces)
         states = worker_weights.read(worker_weights.states_of(self._model))
-        tried = _Fragment(one.number, one.pieces, values, self._schedule)
+        tried = _Fragment(one.number, one.pieces, values, self._schedule, self._codec)
 
         def meet() -> None:
             delta = tried.agreed - self._values(one.pieces)
@@ -256,9 +258,9 @@ class OuterSteps(Meeting):
     def _values(self, pieces: list[fragments.Piece]) -> tf.Tensor:
         """Return the current numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
-        dtype = worker_weights.exact_dtype(weights)
-        parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end) for piece in pieces]
-        return tf.concat([tf.cast(part, dtype) for part in parts], axis=0)
+        dtype = worker_weights.common_dtype(weights)
+        parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end, dtype) for piece in pieces]
+        return tf.concat(parts, axis=0)
 
     def _write(self, pieces: list[fragments.Piece], values: tf.Tensor) -> None:
         """Assign the numbers of a fragment."""

@@ -63,13 +63,18 @@ def in_this_thread() -> contextlib.AbstractContextManager[None]:
     return cast("contextlib.AbstractContextManager[None]", tf.experimental.function_executor_type(_ONE_THREAD))
 
 
-def is_floating(variable: keras.Variable) -> bool:
-    return bool(tf.as_dtype(variable.dtype).is_floating)
+def has_mean(variable: keras.Variable) -> bool:
+    dtype = tf.as_dtype(variable.dtype)
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
-def exact_dtype(variables: Sequence[keras.Variable]) -> tf.DType:
-    """Return the dtype for numbers of all these variables: float32, or float64 if one has that."""
-    return tf.float64 if any(tf.as_dtype(one.dtype) == tf.float64 for one in variables) else tf.float32
+def common_dtype(variables: Sequence[keras.Variable]) -> tf.DType:
+    """Return the dtype in which the numbers of all these variables travel together: float32, or what they need."""
+    dtypes = {tf.as_dtype(one.dtype) for one in variables}
+    is_double = any(dtype.real_dtype == tf.float64 for dtype in dtypes)
+    if any(dtype.is_complex for dtype in dtypes):
+        return tf.complex128 if is_double else tf.complex64
+    return tf.float64 if is_double else tf.float32
 
 
 def bytes_of(variables: Sequence[keras.Variable]) -> int:
@@ -77,13 +82,13 @@ def bytes_of(variables: Sequence[keras.Variable]) -> int:
 
 
 def weights_of(model: keras.Model) -> list[keras.Variable]:
-    return [one for one in model.trainable_variables if is_floating(one)]
+    return [one for one in model.trainable_variables if has_mean(one)]
 
 
 def states_of(model: keras.Model) -> list[keras.Variable]:
     """Return the states that layers change in a step and of which a mean makes sense, such as moving averages."""
     trained = {id(one) for one in model.trainable_variables}
-    return [one for one in keras_variables.states(model) if is_floating(one) and id(one) not in trained]
+    return [one for one in keras_variables.states(model) if has_mean(one) and id(one) not in trained]
 
 
 def averages_of(model: keras.Model) -> list[keras.Variable]:
@@ -113,16 +118,16 @@ def write(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> N
     """Assign values to variables, in all copies on this worker's replicas."""
     for variable, value in zip(variables, values, strict=True):
         for copy in tf_strategies.copies(keras_variables.value_of(variable)):
-            copy.assign(tf.cast(value, copy.dtype))
+            copy.assign(_cast(value, copy.dtype))
 
 
-def read_part(variable: keras.Variable, begin: int, end: int) -> tf.Tensor:
-    """Return the numbers from `begin` up to `end` of the flattened variable.
+def read_part(variable: keras.Variable, begin: int, end: int, dtype: tf.DType) -> tf.Tensor:
+    """Return the numbers from `begin` up to `end` of the flattened variable, in this dtype.
 
     Drop them before the next step: while they exist, an update of the variable may first copy it.
     """
     flat = tf.reshape(read([variable])[0], [-1])
-    return flat if (begin, end) == (0, flat.shape[0]) else flat[begin:end]
+    return tf.cast(flat if (begin, end) == (0, flat.shape[0]) else flat[begin:end], dtype)
 
 
 def write_part(variable: keras.Variable, begin: int, values: tf.Tensor) -> None:
@@ -132,13 +137,18 @@ def write_part(variable: keras.Variable, begin: int, values: tf.Tensor) -> None:
     parts = tf.split(values, [math.prod(one.stop - one.start for one in box) for box in boxes])
     for copy in tf_strategies.copies(keras_variables.value_of(variable)):
         new = [
-            tf.cast(tf.reshape(part, [one.stop - one.start for one in box]), copy.dtype)
+            _cast(tf.reshape(part, [one.stop - one.start for one in box]), copy.dtype)
             for part, box in zip(parts, boxes, strict=True)
         ]
         if shape:
             _assign_boxes(copy, boxes, new)
         else:
             copy.assign(new[0])
+
+
+def _cast(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return numbers in a dtype; real ones may have travelled beside complex ones."""
+    return tf.cast(tf.math.real(value) if value.dtype.is_complex and not dtype.is_complex else value, dtype)
 
 
 def _assign_boxes(variable: tf.Variable, boxes: Sequence[tuple[slice, ...]], values: Sequence[tf.Tensor]) -> None:

@@ -90,7 +90,8 @@ def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
         return [
             name
             for name, loss, true, pred in keras_loss.with_inputs(container, y_true, y_pred)
-            if keras_loss.compares_examples(loss) or (not keras_loss.is_of_keras(loss) and _compares(loss, true, pred))
+            if keras_loss.compares_examples(loss, pred)
+            or (not keras_loss.is_of_keras(loss) and _compares(loss, true, pred))
         ]
 
 

@@ -155,6 +155,15 @@ def of_statistics(model: Any, names: Sequence[str], part: str) -> str:
     )
 
 
+def of_blends(model: Any, names: Sequence[str], part: str) -> str:
+    """Return the sentence about layers that blend the rows of a part of a batch."""
+    return (
+        f"each partner with which {_listed(names)} (model {model.name!r}) blends an example is drawn from {part}. One "
+        "device draws it from the whole batch. For that, blend in the input: dataset.map(keras.layers.MixUp()). Leave "
+        "it if partners from fewer examples are what you want."
+    )
+
+
 def _shown(kind: str, name: str) -> str:
     return _listed(name.split(", ")) if kind in _OF_SEVERAL else name
 

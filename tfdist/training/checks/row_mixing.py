@@ -49,6 +49,17 @@ def normalizing(model: keras.Model) -> list[str]:
     return [one.name for one in found if not one.synchronized and one.trainable]
 
 
+def blending(model: keras.Model) -> list[str]:
+    """Return the names of the layers that blend each row with another one, which they draw.
+
+    Example:
+        >>> blending(keras.Sequential([keras.layers.MixUp(name="mix_up"), keras.layers.RandomFlip()]))
+        ['mix_up']
+    """
+    kinds = (keras.layers.MixUp, keras.layers.CutMix)
+    return [one.name for one in keras_trainer.layers(model) if isinstance(one, kinds)]
+
+
 @dataclass(frozen=True)
 class Pass:
     """A way to compute forward passes and to compare them.

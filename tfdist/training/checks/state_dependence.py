@@ -42,7 +42,7 @@ def of(value: tf.Tensor, former: tf.Tensor | None) -> Found:
         return Found("replaced")
     if all(_only_adds(op, places) for op, places in used):
         return Found("added")
-    if all(_is_affine(op, places) for op, places in used) and value.dtype.is_floating:
+    if all(_is_affine(op, places) for op, places in used) and (value.dtype.is_floating or value.dtype.is_complex):
         return _scaled(value, former)
     return Found("other")
 
@@ -87,7 +87,7 @@ def _scaled(value: tf.Tensor, former: tf.Tensor) -> Found:
     (factor,) = tf.gradients(value, former, grad_ys=tf.ones(value.shape, value.dtype))
     if factor is None or not _is_constant(factor):
         return Found("other")
-    return Found("scaled", tf.cast(factor, tf.float64))
+    return Found("scaled", tf.cast(tf.math.real(factor), tf.float64))
 
 
 def _is_constant(tensor: tf.Tensor) -> bool:

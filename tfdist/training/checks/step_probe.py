@@ -174,10 +174,11 @@ def warn_once(model: keras.Model, workers: Workers, sentence: str) -> None:
     said.add(sentence)
 
 
-def warn_of_statistics(model: keras.Model, workers: Workers, part: str | None = row_mixing.OF_REPLICAS) -> None:
-    """Let the chief warn once of layers that normalize by the rows of ``part``; None: a whole batch."""
-    if part is not None and (names := row_mixing.normalizing(model)):
-        warn_once(model, workers, advice.of_statistics(model, names, part))
+def warn_of_parts(model: keras.Model, workers: Workers, part: str | None = row_mixing.OF_REPLICAS) -> None:
+    """Let the chief warn once of layers that normalize by the rows of ``part``, or blend them; None: a whole batch."""
+    for found, of in ((row_mixing.normalizing, advice.of_statistics), (row_mixing.blending, advice.of_blends)):
+        if part is not None and (names := found(model)):
+            warn_once(model, workers, of(model, names, part))
 
 
 def tolerance_of_outputs(*, in_16_bits: bool) -> float:

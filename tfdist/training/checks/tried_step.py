@@ -360,7 +360,10 @@ def _sketch(value: Any) -> tf.Tensor:
 
 def _projections(value: Any) -> tf.Tensor:
     rows = value.indices if isinstance(value, tf.IndexedSlices) else None
-    dense = tf.cast(tf.convert_to_tensor(value) if rows is None else value.values, tf.float64)
+    dense = tf.convert_to_tensor(value) if rows is None else value.values
+    if dense.dtype.is_complex:
+        dense = tf.stack([tf.math.real(dense), tf.math.imag(dense)], axis=-1)
+    dense = tf.cast(dense, tf.float64)
     if rows is None:
         dense = tf.reshape(dense, [1, -1])
         rows = tf.zeros([1], tf.int64)

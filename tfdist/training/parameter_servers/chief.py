@@ -119,7 +119,7 @@ class Chief:
             replica_layers.require_no_state_of_rows(model, len(self.devices))
             if training:
                 if self.parts > 1:
-                    step_probe.warn_of_statistics(model, Workers())
+                    step_probe.warn_of_parts(model, Workers())
                 step_clock().training_begins()
             worker_callbacks.adapt(model, Workers(), training)
             if training and self.backup_workers:

@@ -64,7 +64,7 @@ class Logs:
         self._sent = [leaf for leaf in scalars if id(leaf) not in again]
         self._sent += self._replay.given if self._replay else []
         for tensor in self._sent:
-            value = tf.cast(tensor, tf.float32) if _counts(tensor) else tensor
+            value = tf.cast(tensor, tf.float64) if _counts(tensor) else tensor
             yield replica_sums.weighted(value, weights.get(id(tensor), current.share))
 
     def _symbolic(self) -> list[tf.Tensor]:
@@ -293,7 +293,7 @@ class ToChief:
         if self._rules.get(id(variable)) == "sum":
             change = value - old
             return "average", tf.where(self._current.rows > 0, change, tf.zeros_like(change))
-        if value.dtype.is_floating:
+        if value.dtype.is_floating or value.dtype.is_complex:
             # Averages over parts, as layers' moving statistics are; what the chief holds is equal on all parts.
             return "average", replica_sums.weighted(value - old, self._current.share)
         if value.dtype.is_integer and not value.dtype.is_unsigned:

@@ -126,7 +126,7 @@ def _reduced(current: current_step.Step, reduce_op: Any, value: Any, options: An
 
 
 def _total(tensor: tf.Tensor, weight: tf.Tensor, current: current_step.Step) -> tf.Tensor:
-    if tensor.dtype.is_floating:
+    if tensor.dtype.is_floating or tensor.dtype.is_complex:
         return summed([replica_sums.weighted(tensor, weight)], _REDUCED_BY_USER, current)[0]
     numbers = replica_sums.weighted(tf.cast(tensor, tf.float64), weight)
     (total,) = current.sum_in_the_middle([numbers], what=_REDUCED_BY_USER)
@@ -171,7 +171,7 @@ def _rows(tensor: tf.Tensor, current: current_step.Step) -> tf.Tensor:
         absent = [[0, tf.shape(tensor)[0] - mine], *([[0, 0]] * (len(tensor.shape) - 1))]
         return [tf.ensure_shape(tf.pad(total[first : first + mine], absent), tensor.shape)]
 
-    if not tensor.dtype.is_floating:
+    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
         return gathered([tensor])[0]
     return _exchanged(gathered, own, [tensor], _GATHERED, current)[0]
 

@@ -106,7 +106,7 @@ def judge_state(
     base = {"none": 0.0, "scaled": kept}.get(dependence, 1.0)
 
     def change(of: Change) -> np.ndarray:
-        former, value = (one.astype(np.float64) for one in of)
+        former, value = map(_wide, of)
         return value - base * former if base else value
 
     of_whole, of_parts = change(whole), [change(part) for _, part in parts]
@@ -117,7 +117,7 @@ def judge_state(
     sizes = [float(np.abs(one).max(initial=0.0)) for one in changes]
     if not any(sizes) and dependence != "none":
         return "unknown"
-    equal = _within(tolerance * max(sizes) + _ROUNDING * float(np.abs(whole[0].astype(np.float64)).max(initial=0.0)))
+    equal = _within(tolerance * max(sizes) + _ROUNDING * float(np.abs(_wide(whole[0])).max(initial=0.0)))
     if all(equal(of_whole, one) for one in changes):
         return "equal"
     is_whole_of_twice = of_twice is None or equal(of_whole, of_twice)
@@ -163,6 +163,10 @@ def agreed_rule(rules: Sequence[StateRule]) -> StateRule:
     if len({round(rule.kept, 5) for rule in known}) > 1:
         verdict = "neither"
     return StateRule(verdict, known[0].kept, any(rule.at_once for rule in rules))
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.promote_types(values.dtype, np.float64))
 
 
 def _within(allowed: float) -> Callable[[np.ndarray, np.ndarray], bool]:

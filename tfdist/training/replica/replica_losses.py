@@ -92,7 +92,7 @@ class GlobalLoss:
         if current is None:
             return self._loss(y_true, y_pred, sample_weight)
         given = (y_true, y_pred, sample_weight)
-        if keras_loss.compares_examples(self._loss):
+        if keras_loss.compares_examples(self._loss, y_pred):
             return self._of_whole_batch(given, current)
         makes_parts = keras_loss.reduces_by_itself(self._loss)
         try:

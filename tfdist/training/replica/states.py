@@ -30,7 +30,8 @@ def rule_of(current: current_step.Step, number: int, variable: keras.Variable) -
     if known is not None and known.verdict not in ("neither", "unknown"):
         return known
     # Not known: an average where there is one, as of moving statistics.
-    return _MEAN if tf.as_dtype(variable.dtype).is_floating else StateRule("last")
+    dtype = tf.as_dtype(variable.dtype)
+    return _MEAN if dtype.is_floating or dtype.is_complex else StateRule("last")
 
 
 def adapt(model: keras.Model) -> None:

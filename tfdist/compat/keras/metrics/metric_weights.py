@@ -15,7 +15,7 @@ from keras.src.backend import get_keras_mask
 from keras.src.losses.loss import apply_mask
 
 from tfdist.compat import planted
-from tfdist.compat.keras.loss import compares_examples
+from tfdist.compat.keras.loss import compares_examples, may_be_rows
 
 
 class Weigh(Protocol):
@@ -91,7 +91,7 @@ def is_unknown(metric: keras.Metric) -> bool:
     if function is None:
         return False
     is_of_keras = str(getattr(function, "__module__", "")).startswith("keras.src.")
-    over_rows = (getattr(metric, "_fn_kwargs", None) or {}).get("axis") == 0
+    over_rows = may_be_rows((getattr(metric, "_fn_kwargs", None) or {}).get("axis"))
     return not is_of_keras or over_rows or isinstance(function, keras.Loss) or compares_examples(function)
 
 
