@@ -98,13 +98,17 @@ def _owners(model: keras.Model) -> list[Any]:
 def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
     """Map variables to distinct paths that do not depend on what else the process has made."""
     # Keras counts layers over the whole process, and has their numbers in the names of slots too.
-    slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
+    weight_of = {path.replace("/", "_"): path for path in reversed(weights)}
 
     def slot_path(path: str) -> str:
         """Return a slot's path with its weight's path: adam/dense_3_kernel_momentum -> adam/dense_3/kernel/momentum."""
         owner, _, last = path.rpartition("/")
-        weight = next((pair for pair in slots if last.startswith(f"{pair[0]}_")), None)
-        return path if weight is None else f"{owner}/{weight[1]}/{last[len(weight[0]) + 1 :]}"
+        end = last.rfind("_")
+        while end > 0:  # the longest name first: a weight's name may begin with another's
+            if (weight := weight_of.get(last[:end])) is not None:
+                return f"{owner}/{weight}/{last[end + 1 :]}"
+            end = last.rfind("_", 0, end)
+        return path
 
     paths = relative_paths([slot_path(variable.path) for variable in variables])
     seen: Counter[str] = Counter()
