@@ -21,14 +21,18 @@ class ClientStates:
 
     def load(self, client: str, counted: Turn | None) -> Arrays:
         """Return the state from which a client resumes; its update of the turn ``counted`` was the last one used."""
-        folder = self._of(client)
-        if counted is not None and (pending := folder / _pending(counted)).exists():
-            pending.replace(folder / _COUNTED)
-        return array_files.load(folder / _COUNTED) if (folder / _COUNTED).exists() else {}
+        names = ([] if counted is None else [_pending(counted)]) + [_COUNTED]
+        paths = [self._of(client) / name for name in names]
+        return next((array_files.load(path) for path in paths if path.exists()), {})
 
-    def save(self, client: str, turn: Turn, arrays: Arrays) -> None:
-        """Keep the state after the training of this turn, in place of earlier ones that never counted."""
+    def save(self, client: str, turn: Turn, arrays: Arrays, *, counted: Turn | None) -> None:
+        """Keep the state after the training of this turn, in place of all but the one from which it began.
+
+        The older state goes no sooner: a server that is killed while it evaluates asks for the same training again.
+        """
         folder = self._of(client)
+        if counted is not None and (before := folder / _pending(counted)).exists():
+            before.replace(folder / _COUNTED)
         for old in folder.glob("pending-*"):
             old.unlink()
         array_files.save(folder / _pending(turn), arrays, durable=self._durable)
