@@ -20,9 +20,13 @@ class ClientStates:
         self._folder, self._durable = folder, durable
 
     def load(self, client: str, counted: Turn | None) -> Arrays:
-        """Return the state from which a client resumes; its update of the turn ``counted`` was the last one used."""
-        names = ([] if counted is None else [_pending(counted)]) + [_COUNTED]
-        paths = [self._of(client) / name for name in names]
+        """Return the state from which a client resumes; its update of the turn ``counted`` was the last one used.
+
+        With None, no update of this run was used: the state is empty, whatever another run has left.
+        """
+        if counted is None:
+            return {}
+        paths = [self._of(client) / name for name in (_pending(counted), _COUNTED)]
         return next((array_files.load(path) for path in paths if path.exists()), {})
 
     def save(self, client: str, turn: Turn, arrays: Arrays, *, counted: Turn | None) -> None:
