@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,18 @@ def test_a_simulation_that_is_resumed_ends_with_the_same_bits(forking: Forks, tm
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_client_that_has_evaluated_can_train_the_round_again(tmp_path: Path) -> None:
+    """A simulation that is killed while clients evaluate asks for the trainings of the round once more."""
+    states = ClientStates(tmp_path)
+    turns = [None, (0, 0), (1, 0), (2, 1)]
+    for number, (before, turn) in enumerate(pairwise(turns)):
+        assert turn is not None
+        states.save("rome", turn, {"personal/head": np.full(1, float(number))}, counted=before)
+        for number_of_any, counted in ((number, turn), (number - 1, before)):
+            found = states.load("rome", counted)
+            assert [*found.values()] == ([] if counted is None else [number_of_any])
+
+
 class Server:
     """A server whose clients train the same each time, run in two processes: one is killed at an event."""
 
@@ -396,7 +409,7 @@ class Server:
                     data = self.app.data_of(client)
                     self.trained[round, client] = self.trainer.train(session.task(action), data, state)
                 update, new_state = self.trained[round, client]
-                states.save(client, (round, attempt), new_state)
+                states.save(client, (round, attempt), new_state, counted=session.counted(client))
                 return [(Trained(round, attempt, client, update.examples), update)]
         return []
 

@@ -1,6 +1,7 @@
 """Federated runs over a transport: as the simulation to the bit, and through kills, losses and secure sums."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from tfdist.privacy import PrivacyBudgetError
 @pytest.mark.parametrize("algorithm", [None, Scaffold(epochs=2, batch_size=4)], ids=["FedAvg", "Scaffold"])
 def test_a_run_is_the_simulation_bit_for_bit(tmp_path: Path, algorithm: Any) -> None:
     options = {"participation": Participation(fraction=0.75, evaluate_on="clients")}
-    found = Federate(tmp_path, algorithm, **options).run()
-    assert distance(found, simulated(algorithm, **options)) == 0
+    expected = simulated(algorithm, **options)
+    for _ in range(2):  # the second time, clients have the folders of another run
+        assert distance(Federate(tmp_path, algorithm, **options).run(), expected) == 0
+        shutil.rmtree(tmp_path / "server")
 
 
 def test_a_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Run secure sums in one process: clients that fall silent at a phase, and messages that are changed on their way."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ class Sum:
             if phase == Phase.UPLOAD:
                 self.uploads[name] = answer
             self.server.receive(name, phase, answer)
-        self.requests = self.server.advance()
+        self.requests = {name: copy.deepcopy(asked) for name, asked in self.server.advance().items()}
 
     def run(self, silent_from: Mapping[str, int], change: Callable[["Sum"], None] = lambda _: None) -> Words:
         """All phases; a client says nothing from its phase on. `change` may change what is on its way."""

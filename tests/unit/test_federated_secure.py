@@ -15,6 +15,7 @@ from tfdist.federated.secure.mask_stream import KEY_BYTES, apply_masks, public_k
 from tfdist.federated.secure.masking_client import MaskingClient, Phase
 from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, ProtocolError
 from tfdist.federated.secure.neighbour_graph import Degree, neighbours_of, safe_degree
+from tfdist.federated.transport.array_frames import pack
 
 PHASES = list(Phase)[:5]
 
@@ -98,6 +99,17 @@ def test_a_client_never_gives_both_secrets_of_a_peer() -> None:
         one.answer("c000", Phase.CONFIRM)
     with refused(ProtocolError, name="c000", received="confirm"):
         one.answer("c000", Phase.CONFIRM)
+
+
+def test_what_a_server_keeps_grows_with_its_clients_and_no_faster() -> None:
+    """The questions repeat lists of all clients for each client: a thousand of them would fit into no frame."""
+    for phase in (Phase.CONFIRM, Phase.REVEAL):
+        few, many = (sum(map(len, pack(at(count, phase).server.state()))) for count in (10, 20))
+        assert many < 2.5 * few, phase
+    one = at(10, Phase.UPLOAD)
+    for name in names(10):
+        one.server.receive(name, Phase.UPLOAD, one.answer(name, Phase.UPLOAD))
+    assert sum(map(len, pack(one.server.added()))) < 500, "it is written with each vector"
 
 
 def test_a_client_reveals_once() -> None:

@@ -86,6 +86,9 @@ def test_a_grid_has_all_combinations() -> None:
     space = parse_space(["lr=log:1:100:10", "n=int:1:3:2", "b=bool"])
     assert len(grid(space)) == 3 * 2 * 2
     assert grid(space)[:2] == [{"lr": 1.0, "n": 1, "b": False}, {"lr": 1.0, "n": 1, "b": True}]
+    for low, high, count in ((0, 0.3, 4), (-0.3, 0, 4), (-1, -0.1, 10)):  # whose last values rounding passes
+        found = grid(parse_space([f"x=linear:{low}:{high}:0.1"]))
+        assert (len(found), found[-1]["x"]) == (count, high)
     with refused(ConfigError, name="lr"):
         grid(parse_space(["lr=linear:0:1"]))
 

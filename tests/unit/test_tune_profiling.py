@@ -12,7 +12,7 @@ import pytest
 from tests.refusals import refused
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.planner.layer_profile import LayerProfile, Profile
-from tfdist.tune import profiling
+from tfdist.tune import calibrating, profiling
 
 # What it is told, and the number by which it knows itself, are arguments; it waits for the others as the probe does.
 STAND_IN = """#!{python}
@@ -155,3 +155,9 @@ def test_each_of_several_has_a_gpu_of_its_own() -> None:
 def test_two_processes_that_do_not_answer_have_a_deadline() -> None:
     with refused(DeadlineError, mentions=["0.1 s", "--timeout-seconds", "--link 10gbit"]):
         profiling.of_two_processes("signal:pause", {}, what="it was", hint="--link 10gbit", timeout_seconds=0.1)
+
+
+def test_a_job_of_one_worker_has_no_link_to_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "costs_of_worker", None)  # which would divide by the number of others
+    with refused(TfdistError, mentions=["tfdist run -n 2"]):
+        calibrating.main()

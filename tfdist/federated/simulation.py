@@ -174,7 +174,7 @@ class _Driver:
                 if (found := self._result(action)) is not None:  # else it is cancelled
                     update, state = found
                     if self._states is not None:
-                        self._states.save(client, (round, attempt), state)
+                        self._states.save(client, (round, attempt), state, counted=self._session.counted(client))
                     self._tell(messages.Trained(round, attempt, client, update.examples), update)
             case messages.Evaluate(round, attempt, client):
                 if (found := self._result(action)) is not None:

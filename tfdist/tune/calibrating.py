@@ -168,10 +168,10 @@ def main() -> None:
     """Measure between the workers of this job, and store the result on the machine of the first worker."""
     from tfdist import cluster
 
-    costs = costs_of_worker()
     own = cluster.from_environment()
     if own.num_workers < 2:
         raise TfdistError("this job has one worker and no link. Start it with tfdist run -n 2, or more.")
+    costs = costs_of_worker()
     if own.worker_index == 0:
         path = keep(_with_costs(_of_machine(is_local=False), costs, is_local=False))
         sys.stdout.write(f"wrote {path}\n")

@@ -20,15 +20,23 @@ class ClientStates:
         self._folder, self._durable = folder, durable
 
     def load(self, client: str, counted: Turn | None) -> Arrays:
-        """Return the state from which a client resumes; its update of the turn ``counted`` was the last one used."""
-        folder = self._of(client)
-        if counted is not None and (pending := folder / _pending(counted)).exists():
-            pending.replace(folder / _COUNTED)
-        return array_files.load(folder / _COUNTED) if (folder / _COUNTED).exists() else {}
+        """Return the state from which a client resumes; its update of the turn ``counted`` was the last one used.
 
-    def save(self, client: str, turn: Turn, arrays: Arrays) -> None:
-        """Keep the state after the training of this turn, in place of earlier ones that never counted."""
+        With None, no update of this run was used: the state is empty, whatever another run has left.
+        """
+        if counted is None:
+            return {}
+        paths = [self._of(client) / name for name in (_pending(counted), _COUNTED)]
+        return next((array_files.load(path) for path in paths if path.exists()), {})
+
+    def save(self, client: str, turn: Turn, arrays: Arrays, *, counted: Turn | None) -> None:
+        """Keep the state after the training of this turn, in place of all but the one from which it began.
+
+        The older state goes no sooner: a server that is killed while it evaluates asks for the same training again.
+        """
         folder = self._of(client)
+        if counted is not None and (before := folder / _pending(counted)).exists():
+            before.replace(folder / _COUNTED)
         for old in folder.glob("pending-*"):
             old.unlink()
         array_files.save(folder / _pending(turn), arrays, durable=self._durable)

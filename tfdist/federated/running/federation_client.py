@@ -112,7 +112,7 @@ class FederationClient:
         update, state = self._trainer.train(task, self._data, before)
         sent, kept = self._trainer.codec.encode(update.arrays, before)
         if self._trainer.keeps_state:
-            self._states.save(self._name, turn, {**state, **kept})
+            self._states.save(self._name, turn, {**state, **kept}, counted=task.counted)
         found: _Answer = {"kind": "answer", "examples": update.examples}
         if self._secure is None:
             self._told(f"round {turn[0] + 1}: trained on {update.examples:,} examples; {_shown(update.metrics)}")

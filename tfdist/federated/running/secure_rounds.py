@@ -1,7 +1,8 @@
 """The server's secure sums in the rounds of a run: one for each attempt, kept on the disk until it is complete.
 
 Selected clients agree on keys before they train, so an update leaves its client under masks. The state is saved at
-every step after the clients are ready: a server that is killed resumes the same sum, and asks for nothing twice.
+every phase after the clients are ready, and the sum with every vector: a server that is killed resumes the same sum. It
+asks again for signatures and shares, and clients give the same answers.
 """
 
 import json
@@ -24,7 +25,7 @@ from tfdist.federated.secure_sums import SecureSums, VectorLayout, plan_of
 from tfdist.federated.transport.array_frames import FrameError, pack, unpack_whole
 from tfdist.storage.directory import storage
 
-FILE, REVEALED = "secure_sum", "last_revealed.json"
+FILE, ADDED, REVEALED = "secure_sum", "secure_sum_so_far", "last_revealed.json"
 QUESTIONS = {Phase.ADVERTISE: "keys", Phase.SHARE: "shares", Phase.CONFIRM: "confirm", Phase.REVEAL: "reveal"}
 Asks = dict[str, dict[str, Any]]  # client -> question
 
@@ -41,7 +42,7 @@ class SecureRounds:
         folder: Path | None,
     ) -> None:
         self._sums, self._code, self._layout, self._roster = sums, code, layout, roster
-        self._path = None if folder is None else folder / FILE
+        self._folder = folder
         self._masking: MaskingServer | None = None
         self.turn = (-1, -1)
 
@@ -63,9 +64,9 @@ class SecureRounds:
 
     def boxes_of(self, client: str) -> dict[str, Any] | None:
         """Return the data that a client needs to mask its update; None if it is not part of the sum."""
-        if self._masking is None or self.phase != Phase.UPLOAD or client not in self._masking.sent:
+        if self._masking is None or self.phase != Phase.UPLOAD or client not in self._masking.asked:
             return None
-        return {"session": self._masking.plan.session, **self._masking.sent[client]}
+        return {"session": self._masking.plan.session, **self._masking.question(client)}
 
     def has_upload(self, client: str) -> bool:
         """Return whether the client's vector is in the sum, so that it need not be sent again after a restart."""
@@ -82,8 +83,8 @@ class SecureRounds:
         if masking is None or answer.get("session") != masking.plan.session:
             raise ProtocolError(f"client {client} answers for another sum.", name=client)
         masking.receive(client, phase, answer.get("answer"))
-        if phase >= Phase.UPLOAD:
-            self._keep()
+        if phase == Phase.UPLOAD:
+            self._keep(ADDED, masking.added())
 
     def drop(self, client: str) -> None:
         """Stop waiting for this client."""
@@ -95,7 +96,8 @@ class SecureRounds:
         if self._masking is None:
             raise AbortedError("the masked updates are lost: the server was killed, and began again without a folder.")
         send = self._masking.advance()
-        self._keep()
+        if self.phase >= Phase.UPLOAD:
+            self._keep(FILE, {"clients": list(self._masking.plan.clients), "masking": self._masking.state()})
         return self._asked(send)
 
     @property
@@ -105,7 +107,7 @@ class SecureRounds:
 
     def ready(self) -> tuple[str, ...]:
         """Return the clients that can mask their updates."""
-        return tuple(self._masking.sent) if self._masking is not None and self.phase == Phase.UPLOAD else ()
+        return self._masking.asked if self._masking is not None and self.phase == Phase.UPLOAD else ()
 
     def mean(self, clients: Iterable[str], weight: float) -> dict[str, NDArray[np.float64]]:
         """Return the weighted mean of the clients' updates, when the sum is complete."""
@@ -123,23 +125,22 @@ class SecureRounds:
     def forget(self) -> None:
         """End the sum; nothing of it is revealed any more."""
         self._masking = None
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self._folder is not None:
+            for name in (FILE, ADDED):
+                (self._folder / name).unlink(missing_ok=True)
 
     def resume(self, turn: tuple[int, int]) -> Asks:
         """Resume the sum of this attempt from the disk; return what has to be asked again."""
-        if self._path is None or not self._path.exists():
-            return {}
-        try:
-            kept = unpack_whole(self._path.read_bytes())
-        except FrameError:  # the power went before anything was revealed
-            return {}
-        if tuple(kept["turn"]) != turn:
+        kept = self._kept(FILE)
+        if kept is None or tuple(kept["turn"]) != turn:
             return {}
         plan = plan_of(self._sums, kept["clients"], session=kept["session"], length=self._layout.words)
-        self._masking = MaskingServer.restore(plan, self._roster, kept["masking"])
+        added = self._kept(ADDED) if kept["masking"]["phase"] == Phase.UPLOAD else None
+        if added is not None and added["session"] != plan.session:
+            added = None  # of the attempt before
+        self._masking = MaskingServer.restore(plan, self._roster, kept["masking"], added)
         self.turn = turn
-        return self._asked({c: ask for c, ask in self._masking.sent.items() if c in self._masking.awaited})
+        return self._asked({client: self._masking.question(client) for client in self._masking.asked})
 
     def _asked(self, send: Asks) -> Asks:
         assert self._masking is not None
@@ -148,20 +149,22 @@ class SecureRounds:
             return {}
         return {client: {"what": question, "session": session, **ask} for client, ask in send.items()}
 
-    def _keep(self) -> None:
-        if self._path is None or self._masking is None or self.phase < Phase.UPLOAD:
+    def _keep(self, name: str, content: dict[str, Any]) -> None:
+        if self._folder is None or self._masking is None:
             return
-        plan = self._masking.plan
-        kept = {
-            "turn": list(self.turn),
-            "session": plan.session,
-            "clients": list(plan.clients),
-            "masking": self._masking.state(),
-        }
+        kept = {"turn": list(self.turn), "session": self._masking.plan.session, **content}
         # once clients reveal, they refuse another sum of the round: this one must outlive the power
-        with storage(self._path.parent, durable=self.phase > Phase.UPLOAD).create(FILE) as file:
+        with storage(self._folder, durable=self.phase > Phase.UPLOAD).create(name) as file:
             for buffer in pack(kept):
                 file.write(buffer)
+
+    def _kept(self, name: str) -> dict[str, Any] | None:
+        if self._folder is None or not (self._folder / name).exists():
+            return None
+        try:
+            return unpack_whole((self._folder / name).read_bytes())
+        except FrameError:  # the power went before anything was revealed
+            return None
 
 
 class SecureMember:

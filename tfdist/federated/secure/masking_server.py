@@ -16,6 +16,8 @@ from tfdist.federated.secure.masking_client import Phase, lost_mask_keys, self_k
 from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, ProtocolError
 from tfdist.federated.secure.neighbour_graph import neighbours_of
 
+_Questions = tuple[dict[str, Any], dict[str, dict[str, Any]]]  # what all clients are told, and each of them alone
+
 
 class MaskingServer:
     """The server's side of one secure sum.
@@ -38,32 +40,52 @@ class MaskingServer:
         self._survivors: tuple[str, ...] = ()
         self._lost: tuple[str, ...] = ()
         self._sum: Words = np.zeros(plan.length, word_type(plan.bits))
-        self.sent: dict[str, dict[str, Any]] = {}  # the questions of this phase
+        self._told: dict[str, Any] = {}  # the part of this phase's questions that is the same for all clients
+        self._own: dict[str, dict[str, Any]] = {}  # the rest of each client's question
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the plan and the roster, for `restore`, as numbers, texts, bytes and arrays."""
+        """Return the state at the beginning of this phase, for `restore`, as numbers, texts, bytes and arrays.
+
+        The plan, the roster and the answers of this phase are not in it.
+        """
         return {
             "phase": int(self.phase),
-            "awaited": sorted(self.awaited),
-            "answers": self._answers,
             "adverts": self._adverts,
             "sharers": list(self._sharers),
             "survivors": list(self._survivors),
             "lost": list(self._lost),
             "sum": self._sum,
-            "sent": self.sent,
+            "told": self._told,
+            "own": self._own,
         }
 
+    def added(self) -> dict[str, Any]:
+        """Return what vectors have changed since the beginning of their phase, which is little beside `state`."""
+        return {"answered": list(self._answers), "sum": self._sum}
+
     @classmethod
-    def restore(cls, plan: MaskingPlan, roster: Mapping[str, bytes], state: Mapping[str, Any]) -> "MaskingServer":
-        """Return the server that `state` describes."""
+    def restore(
+        cls, plan: MaskingPlan, roster: Mapping[str, bytes], state: Mapping[str, Any], added: Mapping[str, Any] | None
+    ) -> "MaskingServer":
+        """Return the server that `state` describes, with the vectors of `added`, if there are some."""
         server = cls(plan, roster)
-        server.phase, server.awaited = Phase(state["phase"]), frozenset(state["awaited"])
-        server._answers, server._adverts, server.sent = dict(state["answers"]), dict(state["adverts"]), state["sent"]
+        server.phase, server._adverts = Phase(state["phase"]), dict(state["adverts"])
+        server._told, server._own = state["told"], state["own"]
         server._sharers, server._survivors = tuple(state["sharers"]), tuple(state["survivors"])
-        server._lost, server._sum = tuple(state["lost"]), np.array(state["sum"])
+        server._lost, server._sum = tuple(state["lost"]), np.array((added or state)["sum"])
+        server._answers = dict.fromkeys(() if added is None else added["answered"], True)
+        server.awaited = frozenset(server._own) - server.answered
         server._set_graph()
         return server
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The clients that have a question in this phase."""
+        return tuple(self._own)
+
+    def question(self, client: str) -> dict[str, Any]:
+        """Return what a client needs for its answer of this phase; clients share parts of it."""
+        return {**self._told, **self._own[client]}
 
     @property
     def answered(self) -> frozenset[str]:
@@ -102,17 +124,17 @@ class MaskingServer:
                 name="threshold",
                 received=len(present),
             )
-        send = {
+        end = {
             Phase.ADVERTISE: self._end_of_adverts,
             Phase.SHARE: self._end_of_shares,
             Phase.UPLOAD: self._end_of_uploads,
             Phase.CONFIRM: self._end_of_confirmations,
             Phase.REVEAL: self._end_of_reveals,
-        }[self.phase](present)
+        }[self.phase]
+        self._told, self._own = end(present)
         self.phase = Phase(self.phase + 1)
-        self._answers, self.sent = {}, send
-        self.awaited = frozenset(send)
-        return send
+        self._answers, self.awaited = {}, frozenset(self._own)
+        return {client: self.question(client) for client in self._own}
 
     def result(self) -> Words:
         """Return the sum of the vectors of `survivors`, when the last phase is over."""
@@ -158,33 +180,33 @@ class MaskingServer:
             )
         self._sum += words
 
-    def _end_of_adverts(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    def _end_of_adverts(self, present: tuple[str, ...]) -> _Questions:
         self._adverts = {name: self._answers[name] for name in present}
         self._set_graph()
-        return {name: {"adverts": dict(self._adverts)} for name in present}
+        return {"adverts": self._adverts}, {name: {} for name in present}
 
     def _set_graph(self) -> None:
         self._keys = masking_plan.keys_digest(self.plan, self._adverts)
         self._graph = neighbours_of(sorted(self._adverts), self.plan.degree.neighbours, self._keys)
 
-    def _end_of_shares(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    def _end_of_shares(self, present: tuple[str, ...]) -> _Questions:
         self._sharers = present
         boxes: dict[str, dict[str, object]] = {name: {} for name in present}
         for sender in present:
             for receiver, box in self._answers[sender].items():
                 if receiver in boxes:
                     boxes[receiver][sender] = box
-        return {name: {"sharers": list(present), "boxes": boxes[name]} for name in present}
+        return {"sharers": list(present)}, {name: {"boxes": boxes[name]} for name in present}
 
-    def _end_of_uploads(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    def _end_of_uploads(self, present: tuple[str, ...]) -> _Questions:
         self._survivors = present
         self._lost = tuple(name for name in self._sharers if name not in present)
-        return {name: {"survivors": list(present), "lost": list(self._lost)} for name in present}
+        return {"survivors": list(present), "lost": list(self._lost)}, {name: {} for name in present}
 
-    def _end_of_confirmations(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-        return {name: {"confirmations": dict(self._answers)} for name in present}
+    def _end_of_confirmations(self, present: tuple[str, ...]) -> _Questions:
+        return {"confirmations": self._answers}, {name: {} for name in present}
 
-    def _end_of_reveals(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    def _end_of_reveals(self, present: tuple[str, ...]) -> _Questions:
         del present
         own = [self_key(self._seed_of(name), self.plan, name) for name in self._survivors]
         added: list[bytes] = []
@@ -196,7 +218,7 @@ class MaskingServer:
             removed += by_peers_added
             added += by_peers_removed
         apply_masks(self._sum, added=added, removed=[*own, *removed])
-        return {}
+        return {}, {}
 
     def _seed_of(self, name: str) -> bytes:
         seal = self._adverts[name][2 * KEY_BYTES : 3 * KEY_BYTES]

@@ -78,7 +78,8 @@ class Range:
         step, found, count = self.step or 1, [], 0
         if self.is_integer and not self.is_log and step == int(step):
             return range(int(self.low), int(self.high) + 1, int(step))  # a seed has billions of values
-        while (value := self.low * step**count if self.is_log else self.low + step * count) <= self.high * (1 + 1e-12):
+        last = self.high * (1 + 1e-12) if self.is_log else self.high + 1e-6 * step  # which rounding may pass
+        while (value := self.low * step**count if self.is_log else self.low + step * count) <= last:
             found.append(self._typed(value))
             count += 1
         return list(dict.fromkeys(found))
