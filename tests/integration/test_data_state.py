@@ -44,7 +44,7 @@ def test_an_epoch_that_is_resumed_has_fewer_steps_than_the_next(folder: Path) ->
 def test_at_its_end_everybody_knows_that_an_epoch_was_consumed(folder: Path) -> None:
     reading = read(folder)
     labels(reading)
-    assert reading.state() == reading.state(batches=4)
+    assert reading.state() == reading.state(batches=4) == reading.state(batches=6)  # steps_per_execution=3
     assert read(folder, state=reading.state()).epoch == 1
     assert labels(read(folder, state=reading.state())) == labels(reading)
 

@@ -126,7 +126,7 @@ def test_mixtures_are_those_of_the_simulation(
     ("text", "after", "options"),
     [
         ("local-sgd:every=4", [2, 5], {}),
-        ("diloco:every=4,fragments=2,delay=1,wire=int4", [1, 3], {"steps_per_execution": 2}),
+        ("diloco:every=4,fragments=2,delay=1,wire=int4", [1, 3], {"steps_per_execution": 2, "optimizer": "momentum"}),
     ],
     ids=["averages", "fragments"],
 )

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+import tfdist
 from tests.integration.cases.backup_cases import Interrupt, X, Y, model_of
 from tfdist.callbacks import BackupAndRestore
 from tfdist.compat.tensorflow import tf_data
@@ -120,6 +122,23 @@ def validation(folder):
     write({"x": X, "y": Y}, folder / "data", processes=1)
     for name, made in VALIDATIONS.items():
         goes_on(folder / name, lambda: {"x": X, "y": Y, "batch_size": 4}, lambda made=made: made(folder))
+
+
+def ends_within_an_epoch(folder):
+    """Resume where the data end before Keras has learned of it, and save once it has."""
+    write({"x": X, "y": Y}, folder / "data", processes=1)
+    strategy = tfdist.strategies.MirroredStrategy(["cpu:0"])
+
+    def ended(name, *, freq=1, stop=None):
+        model = model_of(strategy=strategy)
+        backup = BackupAndRestore(folder / name, save_freq=freq, asynchronous=False)
+        given = {"x": _read(folder).map(lambda x, y: (2 * x, y)), "steps_per_epoch": 4}  # of 6
+        return trained(model, backup, given, stop=stop, draws=False), model.get_weights()
+
+    expected = ended("never", freq="epoch")
+    with pytest.raises(KeyboardInterrupt):
+        ended("again", stop=(1, 2))
+    np.testing.assert_equal(ended("again"), expected)
 
 
 def another_fit(folder):

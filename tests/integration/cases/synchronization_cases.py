@@ -318,10 +318,12 @@ class _Ends(keras.callbacks.Callback):
         self._batches += 1
 
 
-def backed_up(text: str, folder: str, after: int | None, epochs: int = 2, **options: Any) -> dict[str, Any]:
+def backed_up(
+    text: str, folder: str, after: int | None, epochs: int = 2, optimizer: str = "adam", **options: Any
+) -> dict[str, Any]:
     """Train with backups after each step, up to an interruption if there is one."""
     with strategy(text).scope():
-        model = network("adam", normalizes=True, **options)
+        model = network(optimizer, normalizes=True, **options)
     ends = _Ends(after)
     backup = BackupAndRestore(folder, save_freq=1, delete_checkpoint=False, asynchronous=False)
     history = None

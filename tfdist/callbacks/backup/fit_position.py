@@ -71,7 +71,7 @@ class Input:
 
     def end_of_epoch(self, epoch: int) -> Place:
         """Return the place before an epoch, when the one before has ended."""
-        if self._fit.epoch_iterator.steps_per_epoch:
+        if self._fit.reads_on:
             return self.place(epoch=epoch, step=0)
         return Place(epoch=epoch, step=0, taken=0, since=0)
 
@@ -127,7 +127,7 @@ class Input:
             self._reading.seek(state["reading"])
             if (step or taken) and not is_over:
                 consumed = state["reading"]["consumed"] == state["reading"]["examples"]
-                keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=bool(step) and consumed)
+                keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=consumed)
             return
         step = self._step_of(state)
         epochs = epoch - self._fit.initial_epoch

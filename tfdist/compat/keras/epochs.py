@@ -63,6 +63,12 @@ class Fit:
         return state.batches if is_same else 0
 
     @property
+    def reads_on(self) -> bool:
+        """Whether the next epoch takes further batches of this iteration over the data."""
+        # Keras drops an iterator that has ended earlier than it knew
+        return bool(self.epoch_iterator.steps_per_epoch) and self.epoch_iterator._current_iterator is not None
+
+    @property
     def steps(self) -> int | None:
         found = self.epoch_iterator.num_batches
         return None if found is None else int(found)
@@ -102,10 +108,8 @@ def _list_being_made() -> Any:
 def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -> None:
     """Let the next epoch begin after its first ``step`` steps, to which its data have been moved."""
     iterator = fit.epoch_iterator
-    if has_ended and fit.steps is None:
-        once(iterator, lambda: _end(iterator, step))
-    else:
-        once(iterator, lambda: _from(iterator, step, batches_taken))
+    ends = has_ended and iterator._num_batches is None  # which Keras will see when it asks for a batch
+    once(iterator, lambda: _from(iterator, step, batches_taken, ends=ends))
 
 
 def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
@@ -133,10 +137,13 @@ def once(iterator: Any, steps: Callable[[], Iterator[Any]]) -> None:
     vars(iterator)["_enumerate_iterator"] = enumerate_once
 
 
-def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
-    """Yield the items of Keras' `_enumerate_iterator` from a step on."""
+def _from(iterator: Any, first: int, seen: int, *, ends: bool) -> Iterator[Any]:
+    """Yield the items of Keras' `_enumerate_iterator` from a step on; without a batch if the data end here."""
     iterator.data_adapter.on_epoch_begin()
-    iterator._current_iterator = iter(iterator._get_iterator())
+    dataset = iterator._get_iterator()
+    if ends:  # a strategy refers to an iterator weakly, which a generator allows
+        dataset = dataset.take(0) if isinstance(dataset, tf.data.Dataset) else (one for one in list[Any]())
+    iterator._current_iterator = iter(dataset)
     iterator._steps_seen = seen
     state = planted.of_iterator(iterator)
     state.entered, state.batches = iterator._current_iterator, seen
@@ -163,14 +170,6 @@ def onward(iterator: Any, first: int, batches: Iterator[Any]) -> Iterator[Any]:
             yield step, step + at_once - 1, batches
             step += at_once
     iterator.data_adapter.on_epoch_end()
-
-
-def _end(iterator: Any, step: int) -> Iterator[Any]:
-    """Yield the step in which Keras sees that the data have ended."""
-    dataset = iterator._get_iterator()
-    nothing = iter(dataset.take(0)) if isinstance(dataset, tf.data.Dataset) else iter(())
-    iterator._steps_seen = step + iterator.steps_per_execution  # as Keras counts, also where nothing comes
-    yield step, step + iterator.steps_per_execution - 1, nothing
 
 
 def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metrics: bool) -> Callable[[], None]:

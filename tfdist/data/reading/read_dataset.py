@@ -381,7 +381,8 @@ class Reading(tf_data.Failing):
         Args:
             batches: how many batches of the current iteration have been consumed. Default: all at its end; before, as
                 many as the replicas of a tfdist strategy have consumed. Anybody else has to say before the end, because
-                what was prefetched does not count.
+                what was prefetched does not count. More than there are mean all: with ``steps_per_execution`` Keras
+                counts past the end.
         Raises:
             ConfigError: batches are not counted, and ``batches`` is not given.
         Returns:
@@ -399,7 +400,7 @@ class Reading(tf_data.Failing):
                     "have been consumed: state(batches=...)."
                 )
             batches = steps if position.is_last else position.batches
-        batches = validation.integer("batches", batches, minimum=0, maximum=steps)
+        batches = min(validation.integer("batches", batches, minimum=0), steps)
         consumed = self._pipeline.batches(position.start).consumed(batches)
         if batches and batches == steps:  # also where a tail was dropped
             consumed = self._pipeline.identity.examples

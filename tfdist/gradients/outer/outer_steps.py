@@ -65,7 +65,8 @@ def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
             name="outer",
             received=validation.shown(outer),
         )
-    new = type(made).from_config(made.get_config())
+    # Keras' numbers of optimizers would be counted among those of the model's, which differ if a script makes others
+    new = type(made).from_config({**made.get_config(), "name": "outer"})
     fused_updates.let_update_in_one_pass(new)
     return new
 
