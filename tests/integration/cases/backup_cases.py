@@ -297,42 +297,36 @@ def own_train_step(folder):
     """Two optimizers, built before training, by the first step, or the second one by a later step."""
 
     class Pair(keras.Model):
-        def __init__(self):
+        def __init__(self, alone):
             super().__init__()
             self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1)
             self.first_optimizer, self.second_optimizer = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, 0.9)
-            self.alone = 0  # steps of the first optimizer, before the second one has its first
+            self.alone = alone  # steps of the first optimizer, before the second one has its first
 
         def call(self, x):
             return self.first(x) + self.second(x)
 
         def train_step(self, data):
-            x, y = data
             with tf.GradientTape(persistent=True) as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
+                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
             both = ((self.first, self.first_optimizer), (self.second, self.second_optimizer))
             for layer, optimizer in both[:1] if self.alone and self.first_optimizer.iterations < self.alone else both:
                 optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
             return {"own": loss}
 
-    def make(*, builds, alone=0):
+    def make(builds, alone):
         keras.utils.set_random_seed(3)
-        model = Pair()
-        model.alone = alone
+        model = Pair(alone)
         model(X[:1])
         for layer, optimizer in ((model.first, model.first_optimizer), (model.second, model.second_optimizer)):
             _ = builds and optimizer.build(layer.trainable_variables)
         model.compile(run_eagerly=bool(alone))
         return model
 
-    expected = fit(make(builds=True), []).history["own"]
-    for batch, builds in ((1, True), (2, False)):
-        backup = BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)
-        interrupted(make(builds=builds), [backup], 1, batch)
-        assert fit(make(builds=builds), [BackupAndRestore(folder / "b")]).history["own"] == expected
-    expected = fit(make(builds=False, alone=3), []).history["own"]
-    interrupted(make(builds=False, alone=3), [BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)], 2)
-    assert fit(make(builds=False, alone=3), [BackupAndRestore(folder / "b")]).history["own"] == expected
+    for epoch, batch, builds, alone in ((1, 1, True, 0), (1, 2, False, 0), (2, 0, False, 3)):
+        expected = fit(make(builds, alone), []).history["own"]
+        interrupted(make(builds, alone), [BackupAndRestore(folder / "b", 1, asynchronous=False)], epoch, batch)
+        assert fit(make(builds, alone), [BackupAndRestore(folder / "b")]).history["own"] == expected
 
 
 def mixed_precision(folder):
