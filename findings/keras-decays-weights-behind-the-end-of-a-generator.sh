@@ -5,8 +5,11 @@
 # Behaviour: the graph of a step asks the iterator for its batch. Where the number of batches is not known, as of a
 # generator, `fit` learns of the end by a graph that finds no batch. What needs no batch runs in it all the same: the
 # optimizer's step count grows, so a schedule and Adam's bias correction are ahead by one step per epoch, and AdamW
-# decays the weights. The same batches of known number give other weights. Metrics and gradients are not affected.
-# Output seen: 3 epochs of 5 batches: known number: 15 steps, weight 0.20589; generator: 18 steps, weight 0.15009
+# decays the weights. The same batches of known number give other weights. Where a model has several outputs, the loss
+# that is logged for each of them is a mean that counts the graph without a batch, too. Gradients, the whole loss and
+# metrics are not affected.
+# Output seen: 3 epochs of 5 batches: known number: 15 steps, weight 0.20589; generator: 18 steps, weight 0.15009;
+# loss of an output: known number: 16.00; generator: 13.33
 # The script fails if that changes.
 set -euo pipefail
 folder=$(mktemp -d)
@@ -36,10 +39,24 @@ def trained(data):
     return int(model.optimizer.iterations.numpy()), round(float(model.layers[0].kernel.numpy()[0, 0]), 5)
 
 
+def loss_of_an_output(data):
+    """Return the loss that an epoch logs for one of two equal outputs, whose weights stay ones."""
+    inputs = keras.Input((4,))
+    outputs = [keras.layers.Dense(1, kernel_initializer="ones", name=name)(inputs) for name in ("first", "second")]
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.0), ["mse", "mse"])
+    history = model.fit(data.map(lambda x, y: (x, (y, y))), verbose=0).history
+    assert history["loss"] == [32.0]
+    return round(history["first_loss"][0], 2)
+
+
 signature = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
-known = trained(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8))
-unknown = trained(tf.data.Dataset.from_generator(batches, output_signature=signature))
+counted = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+generated = tf.data.Dataset.from_generator(batches, output_signature=signature)
+known, unknown = trained(counted), trained(generated)
 print(f"3 epochs of 5 batches: known number: {known[0]} steps, weight {known[1]}; ", end="")
-print(f"generator: {unknown[0]} steps, weight {unknown[1]}")
-assert known == (15, 0.20589) and unknown == (18, 0.15009), (known, unknown)
+print(f"generator: {unknown[0]} steps, weight {unknown[1]};")
+losses = loss_of_an_output(counted), loss_of_an_output(generated)
+print(f"loss of an output: known number: {losses[0]:.2f}; generator: {losses[1]:.2f}")
+assert known == (15, 0.20589) and unknown == (18, 0.15009) and losses == (16.0, 13.33), "the behaviour has changed"
 PROGRAM
