@@ -33,6 +33,7 @@ from tfdist.jobs.remote import host_agent, host_link, remote_placement
 from tfdist.jobs.remote.host_agent import HostAgent
 from tfdist.jobs.remote.host_link import HostLink, RemoteSteps
 from tfdist.jobs.remote.host_reports import Forward, Steps
+from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.monitor.recording.row_ring import Ring, read
 from tfdist.monitor.recording.rows import TIMES, WIDTH
 from tfdist.monitor.status import RECORD, StepState, Word
@@ -191,6 +192,23 @@ wire = Wire(0, 1)
 wire.begin()
 wire.send({REPORT})
 """
+
+
+def test_a_host_that_is_lost_while_another_one_comes_back_is_reached_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(hosts=parse_hosts("a,b,c"))
+    placement = RemotePlacement(LaunchConfig(target="t.py", workers=3), remote, job_id="j", say=pytest.fail)
+    links: dict[str, Any] = vars(placement)["_links"]
+
+    def reach(hosts: list[Host], *, in_a_hurry: bool) -> dict[str, str]:
+        tried.append([host.name for host in hosts if host.name not in links or links[host.name].is_lost])
+        links.update({name: SimpleNamespace(is_lost=False) for name in tried[-1]})
+        links["a"].is_lost = len(tried) == 1
+        return {}
+
+    tried: list[list[str]] = []
+    monkeypatch.setattr(placement, "_reach", reach)
+    assert placement._reached_places(3) == remote.hosts
+    assert tried == [["a", "b", "c"], ["a"]]
 
 
 @pytest.mark.parametrize(

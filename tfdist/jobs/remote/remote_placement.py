@@ -179,6 +179,8 @@ class RemotePlacement:
             wanted = places(left, count, servers=self._config.parameter_servers)
             hosts = list(dict.fromkeys(wanted))
             unreached = self._reach(hosts, in_a_hurry=self._can_do_without(hosts, count))
+            if not unreached and not all(map(self._is_reached, hosts)):
+                continue  # one was lost while another one came back, for which a pod takes minutes
             if not unreached:
                 for name in self._without.keys() - before:
                     self._say(f"{self._without[name]}\nThe job continues without it.")
