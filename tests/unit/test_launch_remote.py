@@ -289,6 +289,7 @@ def test_a_link_that_is_being_closed_writes_into_no_other_connection(monkeypatch
     while not program._process.stdin.closed:
         time.sleep(0.001)
     os.dup2(writes, number)  # as the next connection may get it
+    link.tell("taken")
     closing.join()
     for descriptor in (writes, number):
         os.close(descriptor)

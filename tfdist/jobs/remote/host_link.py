@@ -120,7 +120,7 @@ class HostLink:
         self._warnings: dict[int, list[str]] = {}  # by the number of the start
         self._lost = ""
         self._heard = time.monotonic()
-        self._ending = self._is_closed = False
+        self._ending = False
         self._woken = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -170,9 +170,7 @@ class HostLink:
         return answer["value"]
 
     def tell(self, do: str, **values: Any) -> None:
-        """Send a request without an answer; a lost host does nothing."""
-        if self._is_closed:  # its descriptors may be another connection's by now
-            return
+        """Send a request without an answer; a lost host does nothing, and neither does one after `close`."""
         try:
             self._wire.send({"do": do, **values})
         except WireError:  # the thread that reads finds out, and says why
@@ -307,7 +305,7 @@ class HostLink:
 
     def _beat(self) -> None:
         """Send signs of life; end the connection of a host that is silent for too long."""
-        while not self._lost and not self._ending:  # its descriptor may be another connection's by then
+        while not self._lost:
             awake = time.monotonic()
             self.tell("beat")
             self._woken.wait(BEAT_SECONDS)
@@ -336,12 +334,12 @@ class HostLink:
         """End the connection and all processes that still run there; wait for both."""
         self._ending = True
         self.tell("end")
+        self._wire.end()
         self.connection.end()
         for seconds in (self.connection.drain_seconds, _DRAIN_SECONDS):
             for thread in self._threads:
                 thread.join(seconds)
             self.connection.cut()
-        self._is_closed = True
         self.connection.close()
 
 
