@@ -194,14 +194,14 @@ wire.send({REPORT})
 """
 
 
-def test_a_host_that_is_lost_while_another_one_comes_back_is_reached_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_are_lost_or_leave_meanwhile(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remote(hosts=parse_hosts("a,b,c"))
     placement = RemotePlacement(LaunchConfig(target="t.py", workers=3), remote, job_id="j", say=pytest.fail)
     links: dict[str, Any] = vars(placement)["_links"]
 
     def reach(hosts: list[Host], *, in_a_hurry: bool) -> dict[str, str]:
         tried.append([host.name for host in hosts if host.name not in links or links[host.name].is_lost])
-        links.update({name: SimpleNamespace(is_lost=False) for name in tried[-1]})
+        links.update({name: SimpleNamespace(is_lost=False, leaves=False) for name in tried[-1]})
         links["a"].is_lost = len(tried) == 1
         return {}
 
@@ -209,6 +209,12 @@ def test_a_host_that_is_lost_while_another_one_comes_back_is_reached_too(monkeyp
     monkeypatch.setattr(placement, "_reach", reach)
     assert placement._reached_places(3) == remote.hosts
     assert tried == [["a", "b", "c"], ["a"]]
+    wire: Any = Wire(*ends)
+    nothing: Any = None
+    HostAgent(wire, nothing, nothing, nothing, nothing, reserving=nothing)._notice({})
+    links["b"] = HostLink(remote.hosts[1], SimpleNamespace(wire=None))
+    links["b"]._take(wire.receive())
+    assert [host.name for host in placement._reached_places(2)] == ["a", "c"]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ class HostLink:
         self._handles: dict[int, RemoteProcess] = {}
         self._stopped: frozenset[int] = frozenset()
         self.waiting = 0  # how many workers are forked there and have nothing to run
+        self.leaves = False  # it will be taken away
         self._tables: dict[int, tuple[int, int, Mapping[str, list[int]]]] = {}
         self._warnings: dict[int, list[str]] = {}  # by the number of the start
         self._lost = ""
@@ -276,7 +277,7 @@ class HostLink:
         elif "warning" in message:
             with self._lock:
                 self._warnings.setdefault(int(message["start"]), []).append(str(message["warning"]))
-        elif {"say", "note", "sigterm"} & message.keys():
+        elif {"say", "note", "sigterm", "leaves"} & message.keys():
             self._take_word(message)
         elif "record" in message:
             if (handle := self._handles.get(message["record"])) is not None:
@@ -295,6 +296,8 @@ class HostLink:
             self.say(f"host {self.host.name}: {message['say']}")
         elif "note" in message:
             self.connection.note(str(message["note"]))
+        elif "leaves" in message:
+            self.leaves = True
         else:
             self.terminated()
 

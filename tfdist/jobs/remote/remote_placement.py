@@ -195,7 +195,10 @@ class RemotePlacement:
         return link is not None and not link.is_lost
 
     def _left(self) -> list[Host]:
-        return [host for host in self._hosts if host.name not in self._without]
+        """Return the hosts that the job may use; those that will be taken away come last."""
+        leaving = {name for name, link in self._links.items() if link.leaves}
+        left = [host for host in self._hosts if host.name not in self._without]
+        return sorted(left, key=lambda host: host.name in leaving)
 
     def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
         """True if the job could continue without the lost ones of these hosts."""
