@@ -185,10 +185,11 @@ class RemotePlacement:
                 for name in self._without.keys() - before:
                     self._say(f"{self._without[name]}\nThe job continues without it.")
                 return wanted
-            if not self._launcher.does_without or unreached.keys() - self._known or self._interrupted():
+            if not self._launcher.does_without or not self._places or self._interrupted():
                 raise TfdistError("\n".join(sorted(set(unreached.values()))))
             for name, why in unreached.items():
-                self._without[name] = f"host {name} was lost, and cannot be reached again: {why}"
+                how = "was lost, and cannot be reached again" if name in self._known else "cannot be reached"
+                self._without[name] = f"host {name} {how}: {why}"
 
     def _is_reached(self, host: Host) -> bool:
         link = self._links.get(host.name)
