@@ -196,16 +196,19 @@ wire.send({REPORT})
 
 def test_hosts_that_are_lost_or_leave_meanwhile(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remote(hosts=parse_hosts("a,b,c"))
-    placement = RemotePlacement(LaunchConfig(target="t.py", workers=3), remote, job_id="j", say=pytest.fail)
+    config = LaunchConfig(target="t.py", workers=3, min_workers=2)
+    placement = RemotePlacement(config, remote, job_id="j", say=pytest.fail)
     links: dict[str, Any] = vars(placement)["_links"]
 
     def reach(hosts: list[Host], *, in_a_hurry: bool) -> dict[str, str]:
         tried.append([host.name for host in hosts if host.name not in links or links[host.name].is_lost])
         links.update({name: SimpleNamespace(is_lost=False, leaves=False) for name in tried[-1]})
         links["a"].is_lost = len(tried) == 1
+        hurries.append(in_a_hurry)
         return {}
 
     tried: list[list[str]] = []
+    hurries: list[bool] = []
     monkeypatch.setattr(placement, "_reach", reach)
     assert placement._reached_places(3) == remote.hosts
     assert tried == [["a", "b", "c"], ["a"]]
@@ -214,7 +217,10 @@ def test_hosts_that_are_lost_or_leave_meanwhile(ends: tuple[int, int], monkeypat
     HostAgent(wire, nothing, nothing, nothing, nothing, reserving=nothing)._notice({})
     links["b"] = HostLink(remote.hosts[1], SimpleNamespace(wire=None))
     links["b"]._take(wire.receive())
+    placement._places = remote.hosts  # it has begun
+    links["a"].is_lost = True
     assert [host.name for host in placement._reached_places(2)] == ["a", "c"]
+    assert hurries == [False, False, True]  # it begins on all
 
 
 @pytest.mark.parametrize(

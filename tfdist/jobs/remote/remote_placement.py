@@ -202,11 +202,11 @@ class RemotePlacement:
         return sorted(left, key=lambda host: host.name in leaving)
 
     def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
-        """True if the job could continue without the lost ones of these hosts."""
+        """True if the job could continue without the unreached ones of these hosts; it begins with all."""
         least = count if self._config.parameter_servers else self._config.range[0]
-        lost = [host for host in hosts if host.name in self._known and not self._is_reached(host)]
-        room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)
-        return self._launcher.does_without and room >= least
+        unreached = [host for host in hosts if not self._is_reached(host)]
+        room = sum(host.slots for host in self._left()) - sum(host.slots for host in unreached)
+        return self._launcher.does_without and bool(self._places) and room >= least
 
     def _reach(self, hosts: Sequence[Host], *, in_a_hurry: bool) -> dict[str, str]:
         """Connect to unconnected hosts in parallel; return failures by name."""
