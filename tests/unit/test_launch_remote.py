@@ -309,6 +309,15 @@ def test_a_link_that_is_being_closed_writes_into_no_other_connection(monkeypatch
         assert written.read() == b""
 
 
+def test_a_host_that_has_not_answered_is_not_waited_for() -> None:
+    host, begun = Host(name="a", address="a"), time.monotonic()
+    link = HostLink(host, ByProgram(host, ("sleep", "1000")))
+    with pytest.raises(TfdistError):
+        link.meet({}, timeout_seconds=200, interrupted=lambda: True)
+    link.close()
+    assert time.monotonic() - begun < connection._END_SECONDS
+
+
 @pytest.mark.timeout(120)
 def test_a_program_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_DRAIN_SECONDS", 0.05)

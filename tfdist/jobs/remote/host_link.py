@@ -338,6 +338,8 @@ class HostLink:
         self._ending = True
         self.tell("end")
         self._wire.end()
+        if self.report is None:  # nothing runs there that would have to end
+            self.connection.cut()
         self.connection.end()
         for seconds in (self.connection.drain_seconds, _DRAIN_SECONDS):
             for thread in self._threads:
