@@ -34,11 +34,12 @@ from tfdist.jobs.placement.worker_factory import forked
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
+from tfdist.jobs.process.script_worker import END_NOTE
 from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.processes import warm_client
 from tfdist.processes.fork_server import ForkServer, adopting
 from tfdist.processes.job_resources import Guard, guarded
-from tfdist.variables import CACHE_DIR, JOB_ID, JOB_KEY
+from tfdist.variables import CACHE_DIR, ERROR_FILE, JOB_ID, JOB_KEY
 
 pytestmark = pytest.mark.quick
 
@@ -203,14 +204,17 @@ def test_a_death_by_the_agent_is_told_from_one_of_its_own(make: Make) -> None:
     ("code", "returncode"),
     [("", 0), ("os._exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", -9), ("raise ValueError", 1)],
 )
-def test_a_process_that_ends_at_once(make: Make, code: str, returncode: int) -> None:
-    handle = make(code)
+def test_a_process_that_ends_at_once(make: Make, code: str, returncode: int, tmp_path: Path) -> None:
+    note = tmp_path / f"record{END_NOTE}"
+    note.write_text("{}")
+    handle = make(code, environment={ERROR_FILE.name: str(tmp_path / "record")})
     assert handle.wait(SECONDS) == returncode
     handle.signal(signal.SIGTERM)  # to nobody
     handle.close(SECONDS)
     handle.signal(signal.SIGKILL)
     handle.close(SECONDS)
     assert (handle.wait(), handle.is_stopped) == (returncode, False)
+    wait_until(lambda: not note.exists(), "the next process with this error file would be taken for ended")
 
 
 def test_a_command_that_is_not_there(make: Make, tmp_path: Path) -> None:

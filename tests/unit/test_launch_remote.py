@@ -33,6 +33,7 @@ from tfdist.jobs.remote import host_agent, host_link, remote_placement
 from tfdist.jobs.remote.host_agent import HostAgent
 from tfdist.jobs.remote.host_link import HostLink, RemoteSteps
 from tfdist.jobs.remote.host_reports import Forward, Steps
+from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.monitor.recording.row_ring import Ring, read
 from tfdist.monitor.recording.rows import TIMES, WIDTH
 from tfdist.monitor.status import RECORD, StepState, Word
@@ -193,6 +194,35 @@ wire.send({REPORT})
 """
 
 
+def test_hosts_that_are_lost_or_leave_meanwhile(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(hosts=parse_hosts("a,b,c"))
+    config = LaunchConfig(target="t.py", workers=3, min_workers=2)
+    placement = RemotePlacement(config, remote, job_id="j", say=pytest.fail)
+    links: dict[str, Any] = vars(placement)["_links"]
+
+    def reach(hosts: list[Host], *, in_a_hurry: bool) -> dict[str, str]:
+        tried.append([host.name for host in hosts if host.name not in links or links[host.name].is_lost])
+        links.update({name: SimpleNamespace(is_lost=False, leaves=False) for name in tried[-1]})
+        links["a"].is_lost = len(tried) == 1
+        hurries.append(in_a_hurry)
+        return {}
+
+    tried: list[list[str]] = []
+    hurries: list[bool] = []
+    monkeypatch.setattr(placement, "_reach", reach)
+    assert placement._reached_places(3) == remote.hosts
+    assert tried == [["a", "b", "c"], ["a"]]
+    wire: Any = Wire(*ends)
+    nothing: Any = None
+    HostAgent(wire, nothing, nothing, nothing, nothing, reserving=nothing)._notice({})
+    links["b"] = HostLink(remote.hosts[1], SimpleNamespace(wire=None))
+    links["b"]._take(wire.receive())
+    placement._places = remote.hosts  # it has begun
+    links["a"].is_lost = True
+    assert [host.name for host in placement._reached_places(2)] == ["a", "c"]
+    assert hurries == [False, False, True]  # it begins on all
+
+
 @pytest.mark.parametrize(
     "message",
     ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}', '{"warning": "w", "start": 1e999}'],
@@ -271,11 +301,21 @@ def test_a_link_that_is_being_closed_writes_into_no_other_connection(monkeypatch
     while not program._process.stdin.closed:
         time.sleep(0.001)
     os.dup2(writes, number)  # as the next connection may get it
+    link.tell("taken")
     closing.join()
     for descriptor in (writes, number):
         os.close(descriptor)
     with open(reads, "rb") as written:
         assert written.read() == b""
+
+
+def test_a_host_that_has_not_answered_is_not_waited_for() -> None:
+    host, begun = Host(name="a", address="a"), time.monotonic()
+    link = HostLink(host, ByProgram(host, ("sleep", "1000")))
+    with pytest.raises(TfdistError):
+        link.meet({}, timeout_seconds=200, interrupted=lambda: True)
+    link.close()
+    assert time.monotonic() - begun < connection._END_SECONDS
 
 
 @pytest.mark.timeout(120)

@@ -274,7 +274,10 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
         except NoRoomError as error:
             if not job.config.range[0] <= error.room < before.size:
                 raise
-            job.say(f"{error}\nThe job continues with {error.room} workers")
+            text = f"{error}\nThe job continues with {error.room} workers"
+            job.say(text)
+            if job.control is not None:
+                job.control.answer(before.size, ok=False, text=text)
             before = replace(before, size=error.room)
             continue
         except TfdistError:

@@ -82,6 +82,11 @@ class Wire:
             tag = b"" if self._seal is None else self._seal.sign(data)
             self._write(_LENGTH.pack(len(data)) + tag + data)
 
+    def end(self) -> None:
+        """Send nothing more, from any thread: the number of a closed descriptor may soon be another connection's."""
+        with self._lock:
+            self._writing = -1
+
     def receive(self) -> dict[str, Any] | None:
         """Return the next message; None if the other side is gone, or does not speak the protocol."""
         data = self.receive_bytes()

@@ -65,6 +65,12 @@ class Lingering:
         text = complaint(self._name, note, now, self._exit_seconds, is_killed=is_killed)
         return text, note.exit_code if is_killed else None
 
+    def close(self) -> None:
+        """Remove the note of the ended process: one that follows workers in reserve has the same error file."""
+        if self._error_file is not None:
+            with contextlib.suppress(OSError):
+                Path(f"{self._error_file}{END_NOTE}").unlink()
+
 
 def tell(pid: int, text: str) -> None:
     """Report on a process, with its native frames, on its standard error or else on that of this process."""
@@ -254,6 +260,7 @@ class LocalProcess:
         with self._lock:
             self._closed = True
             self._child.collect(timeout_seconds)
+        self._lingering.close()
         for descriptor in self.outputs.values():
             os.close(descriptor)
 

@@ -373,6 +373,7 @@ class HostAgent:
         return count
 
     def _notice(self, _: dict[str, Any]) -> None:
+        self._send({"leaves": True})
         for handle in self._running().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(handle.pid, signal.SIGTERM)  # from outside, as far as the agent is concerned

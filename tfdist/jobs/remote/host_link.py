@@ -116,11 +116,12 @@ class HostLink:
         self._handles: dict[int, RemoteProcess] = {}
         self._stopped: frozenset[int] = frozenset()
         self.waiting = 0  # how many workers are forked there and have nothing to run
+        self.leaves = False  # it will be taken away
         self._tables: dict[int, tuple[int, int, Mapping[str, list[int]]]] = {}
         self._warnings: dict[int, list[str]] = {}  # by the number of the start
         self._lost = ""
         self._heard = time.monotonic()
-        self._ending = self._is_closed = False
+        self._ending = False
         self._woken = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -170,9 +171,7 @@ class HostLink:
         return answer["value"]
 
     def tell(self, do: str, **values: Any) -> None:
-        """Send a request without an answer; a lost host does nothing."""
-        if self._is_closed:  # its descriptors may be another connection's by now
-            return
+        """Send a request without an answer; a lost host does nothing, and neither does one after `close`."""
         try:
             self._wire.send({"do": do, **values})
         except WireError:  # the thread that reads finds out, and says why
@@ -278,7 +277,7 @@ class HostLink:
         elif "warning" in message:
             with self._lock:
                 self._warnings.setdefault(int(message["start"]), []).append(str(message["warning"]))
-        elif {"say", "note", "sigterm"} & message.keys():
+        elif {"say", "note", "sigterm", "leaves"} & message.keys():
             self._take_word(message)
         elif "record" in message:
             if (handle := self._handles.get(message["record"])) is not None:
@@ -297,6 +296,8 @@ class HostLink:
             self.say(f"host {self.host.name}: {message['say']}")
         elif "note" in message:
             self.connection.note(str(message["note"]))
+        elif "leaves" in message:
+            self.leaves = True
         else:
             self.terminated()
 
@@ -307,7 +308,7 @@ class HostLink:
 
     def _beat(self) -> None:
         """Send signs of life; end the connection of a host that is silent for too long."""
-        while not self._lost and not self._ending:  # its descriptor may be another connection's by then
+        while not self._lost:
             awake = time.monotonic()
             self.tell("beat")
             self._woken.wait(BEAT_SECONDS)
@@ -336,12 +337,14 @@ class HostLink:
         """End the connection and all processes that still run there; wait for both."""
         self._ending = True
         self.tell("end")
+        self._wire.end()
+        if self.report is None:  # nothing runs there that would have to end
+            self.connection.cut()
         self.connection.end()
         for seconds in (self.connection.drain_seconds, _DRAIN_SECONDS):
             for thread in self._threads:
                 thread.join(seconds)
             self.connection.cut()
-        self._is_closed = True
         self.connection.close()
 
 

@@ -179,28 +179,34 @@ class RemotePlacement:
             wanted = places(left, count, servers=self._config.parameter_servers)
             hosts = list(dict.fromkeys(wanted))
             unreached = self._reach(hosts, in_a_hurry=self._can_do_without(hosts, count))
+            if not unreached and not all(map(self._is_reached, hosts)):
+                continue  # one was lost while another one came back, for which a pod takes minutes
             if not unreached:
                 for name in self._without.keys() - before:
                     self._say(f"{self._without[name]}\nThe job continues without it.")
                 return wanted
-            if not self._launcher.does_without or unreached.keys() - self._known or self._interrupted():
+            if not self._launcher.does_without or not self._places or self._interrupted():
                 raise TfdistError("\n".join(sorted(set(unreached.values()))))
             for name, why in unreached.items():
-                self._without[name] = f"host {name} was lost, and cannot be reached again: {why}"
+                how = "was lost, and cannot be reached again" if name in self._known else "cannot be reached"
+                self._without[name] = f"host {name} {how}: {why}"
 
     def _is_reached(self, host: Host) -> bool:
         link = self._links.get(host.name)
         return link is not None and not link.is_lost
 
     def _left(self) -> list[Host]:
-        return [host for host in self._hosts if host.name not in self._without]
+        """Return the hosts that the job may use; those that will be taken away come last."""
+        leaving = {name for name, link in self._links.items() if link.leaves}
+        left = [host for host in self._hosts if host.name not in self._without]
+        return sorted(left, key=lambda host: host.name in leaving)
 
     def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
-        """True if the job could continue without the lost ones of these hosts."""
+        """True if the job could continue without the unreached ones of these hosts; it begins with all."""
         least = count if self._config.parameter_servers else self._config.range[0]
-        lost = [host for host in hosts if host.name in self._known and not self._is_reached(host)]
-        room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)
-        return self._launcher.does_without and room >= least
+        unreached = [host for host in hosts if not self._is_reached(host)]
+        room = sum(host.slots for host in self._left()) - sum(host.slots for host in unreached)
+        return self._launcher.does_without and bool(self._places) and room >= least
 
     def _reach(self, hosts: Sequence[Host], *, in_a_hurry: bool) -> dict[str, str]:
         """Connect to unconnected hosts in parallel; return failures by name."""

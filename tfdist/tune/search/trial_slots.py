@@ -22,7 +22,6 @@ from tfdist.jobs.placement.placement_protocol import Handle
 from tfdist.jobs.placement.worker_factory import forked
 from tfdist.jobs.plan.job_plan import WORKER_FILE
 from tfdist.jobs.plan.worker_spec import WorkerSpec, gpus_of
-from tfdist.jobs.process.script_worker import END_NOTE
 from tfdist.processes import forking, guardian
 from tfdist.processes.fork_server import ForkServer
 from tfdist.processes.job_resources import Guard
@@ -235,9 +234,7 @@ class TrialSlots:
     def _clear(self, one: _Running) -> None:
         one.handle.signal(signal.SIGKILL)  # what it has started
         one.handle.close(_END_SECONDS)
-        path = one.handle.spec.error_file
-        guardian.remove_listed(f"{path}{guardian.LISTING}")
-        Path(f"{path}{END_NOTE}").unlink(missing_ok=True)
+        guardian.remove_listed(f"{one.handle.spec.error_file}{guardian.LISTING}")
         if one.orders is not None:
             one.orders.close()
 
