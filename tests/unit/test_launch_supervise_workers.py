@@ -124,6 +124,7 @@ def test_a_hang_kills_all(rules: Rules) -> None:
     state, done = play((5, STEPS), (9, HANG), rules=rules)
     assert done == [(9, everybody(0, 1, 2, number=KILL))]
     assert (state.failed, state.hang, state.deadline) == (True, HANG.hang, 9 + KILL_SECONDS)
+    assert state.verdict is (Verdict.RESTART if rules is RULES else Verdict.FAILED)
     state, done = play((5, STEPS), (9, HANG), (9 + KILL_SECONDS, Tick()), rules=rules)
     assert (state.phase, state.verdict, decided(state)) == (Phase.LOST, Verdict.FAILED, Decision.END)
 
@@ -238,7 +239,9 @@ def test_a_signal_lets_workers_that_step_save(number: int) -> None:
     state, done = play(*events, *ALL_HALT)
     assert (state.phase, state.received, decided(state)) == (Phase.DONE, number, Decision.END)
     assert (state.verdict, state.asked_at, state.halted) == (Verdict.INTERRUPTED, 6, {0, 1, 2})
-    assert play(*events[:2], (7, ended(1, 1)))[1][-1] == (7, everybody(0, 2, number=KILL)), "its step cannot end"
+    state, done = play(*events[:2], (7, ended(1, 1)))
+    assert done[-1] == (7, everybody(0, 2, number=KILL)), "the step cannot end"
+    assert (state.verdict, state.failed) == (Verdict.INTERRUPTED, True)
     assert play(*events[:2], (7, ended(1, -number)))[1] == [(6, Stop())], "the signal has ended it"
     _, done = play(*events, (15.9, Tick()), (16, Tick()))
     assert done[-1] == (16, everybody(0, 1, 2, number=KILL))
