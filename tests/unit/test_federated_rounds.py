@@ -179,6 +179,8 @@ def test_a_round_that_fails_too_often_ends_the_run() -> None:
     assert isinstance(last[-1], Stop)
     assert "round 0" in last[-1].error
     assert machine.phase is Phase.FAILED
+    assert machine.handle(Restarted()) == [SetDeadline(0, 0, "select", RULES.select_seconds)], "with all its attempts"
+    assert machine.handle(Joined("a")) == [], "the others are not connected any more"
 
 
 def test_too_few_clients_end_the_run_at_the_deadline() -> None:
@@ -188,6 +190,9 @@ def test_too_few_clients_end_the_run_at_the_deadline() -> None:
     stop = machine.handle(DeadlinePassed(0, 0, "select"))[0]
     assert isinstance(stop, Stop)
     assert counted(1, "client") in stop.error
+    machine = RoundMachine(RULES)
+    machine.handle(Joined("a"))
+    assert machine.handle(DeadlinePassed(0, 0, "select"))[0] == Configure(0, 0, ("a",)), "as many as must be"
 
 
 def test_all_clients_are_selected_in_turn() -> None:
@@ -201,6 +206,9 @@ def test_a_server_killed_at_any_event_ends_with_the_same_rounds(evaluate_on: Any
     rules = replace(RULES, spare=0, target=3, wait_for=4, evaluate_on=evaluate_on)
     whole = World(rules, clients=4).run()
     assert [one.round for one in whole.rounds] == [0, 1]
+    assert [type(one) for one in whole.machine.handle(Restarted())] == [Ignored]
+    longer = RoundMachine.restore(replace(rules, rounds=3), whole.machine.state())
+    assert longer.handle(Restarted()) == [SetDeadline(2, 0, "select", rules.select_seconds)]
     for kill_at in range(1, len(whole.journal)):
         killed = World(rules, clients=4, kill_at=kill_at).run()
         assert killed.stopped == [Stop()]
@@ -208,6 +216,22 @@ def test_a_server_killed_at_any_event_ends_with_the_same_rounds(evaluate_on: Any
         assert [(one.round, one.trained, one.metrics) for one in killed.rounds][-2:] == [
             (one.round, one.trained, one.metrics) for one in whole.rounds
         ][-len(killed.rounds) :], kill_at
+
+
+@pytest.mark.parametrize("evaluate_on", ["clients", "server"])
+def test_every_second_round_and_the_last_are_evaluated(evaluate_on: Any) -> None:
+    ended = World(replace(RULES, rounds=5, evaluate_every=2, evaluate_on=evaluate_on), clients=3).run().rounds
+    assert [one.metrics for one in ended] == [{}, {"loss": 1.0}, {}, {"loss": 3.0}, {"loss": 4.0}]
+
+
+def test_a_round_by_rate_waits_for_all_of_its_sample_even_if_that_is_none() -> None:
+    by_rate = replace(RULES, rate=1.0, target=1, minimum=0)
+    machine, clients = in_training(by_rate)
+    assert [machine.handle(Trained(0, 0, one, 1)) for one in clients] == [[], [], [Aggregate(0, 0, clients)]]
+    machine = RoundMachine(replace(by_rate, rate=1e-12))
+    (configure, _) = [action for one in "abc" for action in machine.handle(Joined(one))]
+    assert configure == Configure(0, 0, ())
+    assert machine.handle(Configured(0, 0, ())) == [Aggregate(0, 0, ())]
 
 
 def test_any_order_of_events_ends() -> None:
