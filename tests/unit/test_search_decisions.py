@@ -3,6 +3,7 @@
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -205,9 +206,18 @@ def test_the_median_rule_stops_what_is_behind() -> None:
     assert scheduler.decide(history) == []  # before the second epoch nothing is judged
     for trial in range(4):
         history.add(Report(trial, 2, 9.0 if trial == 3 else 1.0))
+    assert replace(scheduler, others=4).decide(history) == [], "there are three others"
     assert scheduler.decide(history) == [Stop(3)]
     history.add(Stop(3))
     assert scheduler.decide(history) == []
+    for trial in range(3):
+        history.add(Report(trial, 3, 1.0 + 8 * trial))
+    assert scheduler.decide(history) == [], "the best score counts, not the last"
+    history.add(Start(4, {}, 9))
+    history.add(Report(4, 9, 9.0))
+    for trial in range(3):
+        history.add(Report(trial, 9, 1.0))
+    assert scheduler.decide(history) == [], "it has ended by itself"
 
 
 def test_a_population_clones_the_best_at_one_epoch() -> None:
@@ -275,7 +285,9 @@ def test_dead_trials_come_before_new_ones() -> None:
     history = History(slots=1)
     history.add(Start(0, {}, 3))
     history.add(End(0, "died"))
-    assert restarts(history) == [Resume(0, 3)]
+    history.add(Start(1, {}, 3))
+    history.add(End(1, "died"))
+    assert restarts(history) == [Resume(0, 3)], "there is one slot"
 
 
 def test_a_search_whose_first_trials_fail_ends() -> None:
