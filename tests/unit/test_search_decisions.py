@@ -173,6 +173,7 @@ def test_no_trial_with_nan_is_promoted_and_none_twice() -> None:
 
 
 def test_hyperband_compares_whole_rungs() -> None:
+    assert rungs_of(5, 1, 2) == (1, 2, 5), "none comes twice"
     scheduler = Hyperband(sampler=sampled(0), trials=10**4, rungs=rungs_of(81, 1, 3), eta=3)
     brackets = scheduler.brackets()
     assert [(len(numbers), rungs[0]) for numbers, rungs in (next(brackets) for _ in range(5))] == [
