@@ -129,6 +129,15 @@ def test_what_several_workers_and_starts_warn_of_is_once_in_the_summary(tmp_path
     assert ended["warnings"] == kept
 
 
+def test_evictions_and_several_recoveries_are_in_the_summary() -> None:
+    reporter = RestartReporter(say=lambda text: None, file=EventFile(None, "a1"), max_restarts=3)
+    reporter.halted("evict", 2, 21.0)
+    reporter.halted("leave", 0, 21.0)  # nobody continues
+    assert (reporter.sizes, reporter.evicted) == (0, 1)
+    reporter.recoveries = [6.0, 1.0, 2.0]
+    assert not absent(reporter.summary(0), "1 slow worker ", "2.00 s (median", "6.00 s at most")
+
+
 def test_what_is_lost_where_no_state_is_left_is_told() -> None:
     said: list[str] = []
     reporter = RestartReporter(say=said.append, file=EventFile(None, "a1"), max_restarts=1)

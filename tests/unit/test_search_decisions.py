@@ -183,7 +183,16 @@ def test_hyperband_compares_whole_rungs() -> None:
     first = next(place for place, one in enumerate(journal) if isinstance(one, Resume) and one.until == 3)
     ended = {one.trial for one in journal[:first] if isinstance(one, End)}
     assert ended >= set(range(9))
-    assert sum(3 in one.results for one in list(history.trials.values())[:9]) == 3
+    trials = list(history.trials.values())[:9]
+    best = sorted((one.results[1], one.number) for one in trials if 1 in one.results)[:3]
+    assert [one.number for one in trials if 3 in one.results] == sorted(number for _, number in best)
+    few = History(slots=2)
+    for trial, value in enumerate((2.0, 1.0)):
+        few.add(Start(trial, {}, 1))
+        few.add(Report(trial, 1, value))
+        few.add(End(trial, "paused"))
+    last = Hyperband(sampler=sampled(0), trials=2, rungs=(1, 3), eta=3)
+    assert last.decide(few) == [Resume(1, 3)], "one of fewer than eta goes on"
 
 
 def test_hyperband_draws_values_for_the_trials_that_it_starts() -> None:
