@@ -183,8 +183,12 @@ def test_a_restarted_server_goes_on_in_the_same_attempt_and_phase() -> None:
     again = [action for one in "abc" for action in machine.handle(Joined(one))]
     assert sorted(again, key=str) == sorted(asked, key=str)
     first, second = (one.client for one in asked if isinstance(one, Evaluate))
+    late = RoundMachine.restore(RULES, machine.state()).handle(DeadlinePassed(0, 1, "evaluate"))
     assert machine.handle(Left(first)) == []
-    assert isinstance(machine.handle(Evaluated(0, 1, second, 1))[0], EndRound)
+    ended, following = machine.handle(Evaluated(0, 1, second, 1))
+    assert isinstance(ended, EndRound)
+    assert late[0] == replace(ended, evaluated=0), "a round ends without the evaluation of those who are late"
+    assert following == SetDeadline(1, 0, "select", RULES.select_seconds), "three must be there"
 
 
 def test_the_deadline_takes_what_is_there() -> None:
@@ -290,7 +294,9 @@ def test_any_order_of_events_ends() -> None:
             answer = answer_of(pending.pop(luck.randrange(len(pending))), luck)
             for event in answer:
                 found: list[Any] = machine.handle(from_json(to_json(event)))
-                machine = RoundMachine.restore(rules, json.loads(json.dumps(machine.state())))
+                kept = json.loads(json.dumps(machine.state()))
+                machine = RoundMachine.restore(rules, kept)
+                assert json.loads(json.dumps(machine.state())) == kept
                 pending += [one for one in found if not isinstance(one, Ignored | Cancel | Discard | EndRound | Stop)]
                 for one in found:
                     if isinstance(one, Aggregate):
