@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfdist.jobs.agent.restart_reporter import LEFT_CODE, failures_of, outcome_of
+from tfdist.jobs.agent.worker_group import Attempt
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import SAME_FAILURES, roles_of
 from tfdist.jobs.supervision.halting import ENDED_SECONDS, HALT_SECONDS, KILL_SECONDS
@@ -279,6 +281,26 @@ def test_a_signal_during_a_resize_ends_the_job() -> None:
 def test_a_signal_while_all_are_killed() -> None:
     state, _ = play((5, ended(1, -9)), (5, Received(number=TERM)), (5, ended(0, -9)), (5, ended(2, -9)))
     assert (state.received, decided(state)) == (TERM, Decision.END)
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome"),
+    [
+        ([(5, ended(0)), (5, ended(1)), (5, ended(2))], (0, [])),
+        ([(5, ended(1, 3)), (6, Exited(worker=0, returncode=-15, time=6.0)), (7, ended(2))], (3, [1])),
+        ([(5, STEPS), (6, Received(number=TERM)), (6.1, STEPS), (7, HELD), *ALL_HALT], (143, [])),
+        ([(5, STEPS), (9, HANG), (9 + KILL_SECONDS, Tick())], (1, [])),
+        ([(5, STEPS), (9, HANG), (9, ended(0, -9)), (9, ended(1, 7)), (9, ended(2, -9))], (1, [])),
+    ],
+)
+def test_the_exit_code_of_a_job(events: list[tuple[float, Event]], outcome: tuple[int, list[int]]) -> None:
+    state, _ = play(*events, rules=LAST)
+    exits = {event.worker: event for _, event in events if isinstance(event, Exited)}
+    attempt = Attempt(state=state, exits=exits, stopped_at=state.asked_at, killed=False)
+    failures = failures_of(attempt, LAST, {})
+    judged = outcome_of(attempt, LAST, failures, decided(state))
+    assert (judged.exit_code, [failure.worker for failure in judged.failures]) == outcome
+    assert outcome_of(attempt, LAST, failures, Decision.TOO_FEW_WORKERS).exit_code == LEFT_CODE
 
 
 def test_the_budget_and_the_same_failure() -> None:
