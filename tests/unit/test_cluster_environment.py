@@ -291,8 +291,11 @@ def test_slurm_tasks_agree_and_neighbouring_jobs_do_not_meet() -> None:
         assert (cluster.worker_index, cluster.local_index) == (rank, local)
         seen.add(cluster.addresses)
     assert len(seen) == 1
-    other = from_environment(SLURM | {"SLURM_JOB_ID": "341"}).addresses
-    assert not set(other) & set(seen.pop())
+    (addresses,) = seen
+    for change in ({"SLURM_JOB_ID": "341"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "70000000"}):
+        other = from_environment(SLURM | change).addresses
+        assert not set(other) & set(addresses)
+        assert all(1024 <= int(address.partition(":")[2]) < 32768 for address in other), "not those the kernel gives"
 
 
 def test_slurm_without_step_variables_uses_those_of_the_job() -> None:
@@ -305,6 +308,11 @@ def test_slurm_without_step_variables_uses_those_of_the_job() -> None:
         "SLURM_TASKS_PER_NODE": "1(x2)",
     }
     assert [a.partition(":")[0] for a in from_environment(old).addresses] == ["n1", "n2"]
+
+
+def test_a_step_with_one_task_is_alone_and_has_its_job() -> None:
+    one = SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert from_environment(one) == Cluster(source="Slurm", job_id="340")
 
 
 def test_the_batch_script_of_slurm_is_alone() -> None:

@@ -104,6 +104,11 @@ def test_an_iteration_that_was_broken_off_begins_again_and_one_that_ended_makes_
     position.is_last = True
     position.begin(counted=True)
     assert (position.epoch, position.start, position.is_last) == (3, 0, False)
+    position.begin(counted=False)
+    assert position.is_uncounted
+    position.is_last = True
+    position.lead_to(Position(epoch=7, start=5, batches=2))
+    assert position == Position(epoch=7, start=5)
 
 
 def test_numpy_numbers_in_a_state_are_taken() -> None:

@@ -150,6 +150,45 @@ def test_a_client_that_comes_back_is_asked_again() -> None:
     machine, clients = in_training()
     assert machine.handle(Left(clients[0])) == []
     assert machine.handle(Joined(clients[0])) == [Train(0, 0, clients[0])]
+    assert machine.handle(Trained(0, 0, clients[0], 1)) == []
+    assert machine.state()["trained"] == {clients[0]: 1}
+    machine.handle(Left(clients[0]))
+    assert machine.handle(Joined(clients[0])) == [], "its update is there"
+
+
+def test_those_who_got_ready_train_if_they_are_enough() -> None:
+    for ready in (2, 1):
+        machine = RoundMachine(replace(RULES, minimum=2))
+        clients = next(done.clients for one in "abc" for done in machine.handle(Joined(one)))
+        assert machine.handle(Joined("a")) == [], "it gets ready already"
+        begun = machine.handle(Configured(0, 0, clients[:ready]))
+        if ready == 2:
+            assert begun[1:] == [Train(0, 0, clients[0]), Train(0, 0, clients[1])]
+        else:
+            assert (type(begun[0]), machine.attempt) == (Discard, 1)
+
+
+def test_a_restarted_server_goes_on_in_the_same_attempt_and_phase() -> None:
+    machine, _ = in_training()
+    machine.handle(DeadlinePassed(0, 0, "train"))
+    machine.handle(Configured(0, 1, ("a", "b", "c")))
+    machine.handle(Trained(0, 1, "a", 1))
+    assert machine.handle(Restarted()) == [SetDeadline(0, 1, "train", RULES.train_seconds)]
+    aggregate = machine.handle(Trained(0, 1, "b", 1))[-1]
+    assert aggregate == Aggregate(0, 1, tuple(one for one in machine.state()["selected"] if one != "c"))
+    assert machine.handle(Restarted()) == [aggregate]
+    assert [machine.handle(Joined(one)) for one in "abc"] == [[], [], []]
+    asked = machine.handle(Aggregated(0, 1))[1:]
+    assert machine.handle(Restarted()) == [SetDeadline(0, 1, "evaluate", RULES.evaluate_seconds)]
+    again = [action for one in "abc" for action in machine.handle(Joined(one))]
+    assert sorted(again, key=str) == sorted(asked, key=str)
+    first, second = (one.client for one in asked if isinstance(one, Evaluate))
+    late = RoundMachine.restore(RULES, machine.state()).handle(DeadlinePassed(0, 1, "evaluate"))
+    assert machine.handle(Left(first)) == []
+    ended, following = machine.handle(Evaluated(0, 1, second, 1))
+    assert isinstance(ended, EndRound)
+    assert late[0] == replace(ended, evaluated=0), "a round ends without the evaluation of those who are late"
+    assert following == SetDeadline(1, 0, "select", RULES.select_seconds), "three must be there"
 
 
 def test_the_deadline_takes_what_is_there() -> None:
@@ -179,6 +218,8 @@ def test_a_round_that_fails_too_often_ends_the_run() -> None:
     assert isinstance(last[-1], Stop)
     assert "round 0" in last[-1].error
     assert machine.phase is Phase.FAILED
+    assert machine.handle(Restarted()) == [SetDeadline(0, 0, "select", RULES.select_seconds)], "with all its attempts"
+    assert machine.handle(Joined("a")) == [], "the others are not connected any more"
 
 
 def test_too_few_clients_end_the_run_at_the_deadline() -> None:
@@ -188,6 +229,9 @@ def test_too_few_clients_end_the_run_at_the_deadline() -> None:
     stop = machine.handle(DeadlinePassed(0, 0, "select"))[0]
     assert isinstance(stop, Stop)
     assert counted(1, "client") in stop.error
+    machine = RoundMachine(RULES)
+    machine.handle(Joined("a"))
+    assert machine.handle(DeadlinePassed(0, 0, "select"))[0] == Configure(0, 0, ("a",)), "as many as must be"
 
 
 def test_all_clients_are_selected_in_turn() -> None:
@@ -201,6 +245,10 @@ def test_a_server_killed_at_any_event_ends_with_the_same_rounds(evaluate_on: Any
     rules = replace(RULES, spare=0, target=3, wait_for=4, evaluate_on=evaluate_on)
     whole = World(rules, clients=4).run()
     assert [one.round for one in whole.rounds] == [0, 1]
+    assert whole.machine.is_over
+    assert [type(whole.machine.handle(one)[0]) for one in (Restarted(), Joined("late"))] == [Ignored, Ignored]
+    longer = RoundMachine.restore(replace(rules, rounds=3), whole.machine.state())
+    assert longer.handle(Restarted()) == [SetDeadline(2, 0, "select", rules.select_seconds)]
     for kill_at in range(1, len(whole.journal)):
         killed = World(rules, clients=4, kill_at=kill_at).run()
         assert killed.stopped == [Stop()]
@@ -208,6 +256,23 @@ def test_a_server_killed_at_any_event_ends_with_the_same_rounds(evaluate_on: Any
         assert [(one.round, one.trained, one.metrics) for one in killed.rounds][-2:] == [
             (one.round, one.trained, one.metrics) for one in whole.rounds
         ][-len(killed.rounds) :], kill_at
+
+
+@pytest.mark.parametrize("evaluate_on", ["clients", "server", "nothing"])
+def test_every_third_round_and_the_last_are_evaluated(evaluate_on: Any) -> None:
+    ended = World(replace(RULES, rounds=5, evaluate_every=3, evaluate_on=evaluate_on), clients=3).run().rounds
+    evaluated = () if evaluate_on == "nothing" else (2, 4)
+    assert [one.metrics for one in ended] == [{"loss": float(n)} if n in evaluated else {} for n in range(5)]
+
+
+def test_a_round_by_rate_waits_for_all_of_its_sample_even_if_that_is_none() -> None:
+    by_rate = replace(RULES, rate=1.0, target=1, minimum=0)
+    machine, clients = in_training(by_rate)
+    assert [machine.handle(Trained(0, 0, one, 1)) for one in clients] == [[], [], [Aggregate(0, 0, clients)]]
+    machine = RoundMachine(replace(by_rate, rate=1e-12))
+    (configure, _) = [action for one in "abc" for action in machine.handle(Joined(one))]
+    assert configure == Configure(0, 0, ())
+    assert machine.handle(Configured(0, 0, ())) == [Aggregate(0, 0, ())]
 
 
 def test_any_order_of_events_ends() -> None:
@@ -229,7 +294,9 @@ def test_any_order_of_events_ends() -> None:
             answer = answer_of(pending.pop(luck.randrange(len(pending))), luck)
             for event in answer:
                 found: list[Any] = machine.handle(from_json(to_json(event)))
-                machine = RoundMachine.restore(rules, json.loads(json.dumps(machine.state())))
+                kept = json.loads(json.dumps(machine.state()))
+                machine = RoundMachine.restore(rules, kept)
+                assert json.loads(json.dumps(machine.state())) == kept
                 pending += [one for one in found if not isinstance(one, Ignored | Cancel | Discard | EndRound | Stop)]
                 for one in found:
                     if isinstance(one, Aggregate):

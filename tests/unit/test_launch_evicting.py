@@ -14,9 +14,20 @@ from tfdist.jobs.agent.shared_job import Job
 from tfdist.jobs.plan.host_plan import Remote, parse_hosts
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import roles_of
-from tfdist.jobs.supervision.evicting import MOST, Evictions, Means, Measure, is_due, told, what_to_do
+from tfdist.jobs.supervision.evicting import MOST, Decided, Evictions, Means, Measure, is_due, told, what_to_do
 from tfdist.jobs.supervision.supervise import decide, next_size
-from tfdist.jobs.supervision.supervisor_state import Evict, Exited, Looked, Next, Purpose, Rules, Stop, first_state
+from tfdist.jobs.supervision.supervisor_state import (
+    Asked,
+    Evict,
+    Exited,
+    Looked,
+    Next,
+    Purpose,
+    Recorded,
+    Rules,
+    Stop,
+    first_state,
+)
 from tfdist.monitor.status import StepPosition, StepState
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
 from tfdist.monitor.verdict.stragglers import Slow, Staying, slow_workers
@@ -77,6 +88,12 @@ def test_it_must_have_been_slow_for_twice_as_long_each_time() -> None:
     assert waits == [[False, True, True], [False, False, True], [False] * 3]
 
 
+def test_the_places_of_those_that_were_replaced_move_up() -> None:
+    before = Evictions(count=1, replaced=frozenset({0, 2}))
+    assert before.after(1, Measure.REPLACED) == Evictions(count=2, replaced=frozenset({0, 1, 2}))
+    assert before.after(0, Measure.LEFT_OUT) == Evictions(count=2, replaced=frozenset({1}))
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.booleans()), max_size=12), st.integers(1, 5))
 def test_no_course_of_evictions_goes_on_or_takes_the_last(
     course: list[tuple[int, float, bool]], min_workers: int
@@ -105,6 +122,8 @@ def test_no_course_of_evictions_goes_on_or_takes_the_last(
 def test_what_is_said() -> None:
     found = what_to_do(slow(), Evictions(count=MOST), MEANS)
     assert not absent(told(slow(), found), "worker 1", "60 ms", "20 ms", "100 steps", "input", f"{MOST} workers")
+    assert "standby" in told(slow(), Decided(measure=Measure.REPLACED))
+    assert "without it" in told(slow(), Decided(measure=Measure.LEFT_OUT))
 
 
 # who is slow, and for how long, over several looks
@@ -170,6 +189,10 @@ def test_all_stop_before_the_same_step(is_replaced: bool, left: int) -> None:
         (looked(steps=False),),
         (looked(), looked(leaving=frozenset({2}))),  # somebody leaves already
         (looked(), Exited(worker=0, returncode=1, time=1.0)),
+        (looked(), Exited(worker=1, returncode=0, time=1.0)),
+        (looked(), Recorded(worker=0)),
+        (looked(), Asked(workers=2)),
+        (looked(), Asked(workers=2), looked()),
     ],
 )
 def test_nobody_is_evicted_while_something_else_happens(before: tuple[Any, ...]) -> None:

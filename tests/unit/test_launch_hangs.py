@@ -10,6 +10,7 @@ from tests.refusals import absent
 from tfdist.jobs.supervision.hangs import (
     GAP_SECONDS,
     INPUT_SECONDS,
+    SAMPLES,
     Hang,
     Patience,
     Seen,
@@ -124,6 +125,21 @@ def test_the_first_steps_are_exempt() -> None:
     for count in range(3):
         seen = [worker(0, tick=count - 1), worker(1, tick=count - 1)]
         assert first_hang(after_steps(count), seen, until=130.0) is None
+    watch, _ = look(begin(100.0), [worker(0, tick=9), worker(1, tick=1)], 100.0, PATIENCE)
+    assert watch.steps == 2, "of all workers"
+    assert first_hang(after_steps(3), [worker(0, tick=2), worker(1, tick=2)], until=103.0) is not None
+
+
+def test_the_wait_begins_with_the_last_progress_of_any_worker() -> None:
+    found = first_hang(after_steps(), [worker(0, changed=101.5), worker(1, changed=101.0)], until=104.0)
+    assert found is not None
+    assert (found[0] > 103.5, found[1].since) == (True, 101.5)
+
+
+def test_each_of_the_last_steps_counts_once() -> None:
+    assert len(after_steps(60).samples) == SAMPLES
+    watch, _ = look(after_steps(3), [worker(0, tick=2), worker(1, tick=2)], 100.0, PATIENCE)
+    assert len(watch.samples) == 3
 
 
 def test_the_first_steps_after_a_restart_get_five_times_as_long_as_steps_before_it() -> None:
@@ -132,6 +148,9 @@ def test_the_first_steps_after_a_restart_get_five_times_as_long_as_steps_before_
     found = first_hang(restarted, second, until=200.0)
     assert found is not None
     assert found[0] == pytest.approx(110.0, abs=0.2)
+    slow = first_hang(begin(100.0, (1.0, 1.0, 1.0)), second, until=200.0)
+    assert slow is not None
+    assert slow[0] == pytest.approx(125.0, abs=0.2)
     first = [worker(0, tick=0, ended=0), worker(1, tick=0, ended=0)]
     assert first_hang(restarted, first, until=200.0) is None
     tracing = [worker(0, Activity.TRACING, tick=1, ended=1), worker(1, tick=1, ended=1)]
@@ -182,6 +201,14 @@ def test_a_stopped_process_hangs_whatever_it_does() -> None:
         assert (found[1].worker, "SIGSTOP" in found[1].text) == (1, True)
 
 
+def test_of_workers_in_a_step_the_one_that_is_stopped_is_waited_for() -> None:
+    watch, _ = look(after_steps(), [worker(0), worker(1)], 101.0, PATIENCE)
+    for now in (101.9, 102.5):
+        watch, hang = look(watch, [worker(0), worker(1, stopped=True)], now, PATIENCE)
+    assert hang is not None
+    assert (hang.worker, hang.since) == (1, 100.0)
+
+
 def test_a_process_that_goes_on_was_not_stopped_for_long() -> None:
     watch, now = begin(100.0), 100.0
     for look_number in range(100):
@@ -206,12 +233,14 @@ def test_an_agent_that_was_stopped_has_seen_nothing() -> None:
 
 def test_a_short_stop_of_the_agent_is_no_hang_where_that_is_short_too() -> None:
     patience, watch, seen = replace(PATIENCE, hang_seconds=0.5), after_steps(), [worker(0), worker(1, stopped=True)]
-    for now in (100.1, 100.7, 100.9, 101.1):  # all stood still from the first look to the second
+    for now in (100.1, 100.5, 100.7, 100.9):  # all stood still from the first look to the second
         watch, hang = look(watch, seen, now, patience)
         assert hang is None
-    _, hang = look(watch, seen, 101.3, patience)
+    _, hang = look(watch, seen, 101.1, patience)
     assert hang is not None
-    assert hang.since == 100.7
+    assert hang.since == 100.5
+    watch, _ = look(after_steps(), seen, 102.0, replace(PATIENCE, hang_seconds=9.0))
+    assert (watch.awake, watch.stopped) == (102.0, {1: 102.0}), "a gap is as long where a hang is long"
 
 
 def test_the_bounds_can_be_chosen() -> None:

@@ -87,7 +87,7 @@ def test_the_course_of_a_job(tmp_path: Path) -> None:
     reporter.left([seen(0, done=6), seen(1, done=7)])
     reporter.failed(cause_of([failure(1)], None, [seen(1)], 20.0), begun=10.0, again=True)
     reporter.start = 1
-    reporter.stepping([seen(0), seen(1)])
+    reporter.stepping([seen(0), seen(1, first_step_ended=21.0)])
     reporter.left([seen(0, done=5), seen(1, done=5)])
     reporter.halted("resize", 3, 21.0)
     reporter.start = 2
@@ -107,6 +107,14 @@ def test_the_course_of_a_job(tmp_path: Path) -> None:
     assert all((line["version"], line["job"]) == (1, "a1") for line in lines)
     assert (lines[2]["clock"], lines[3]["seconds"], lines[3]["lost"]) == (20.0, 1.5, 2)
     assert "seconds" not in lines[1]
+    assert (lines[0]["workers"], lines[0]["pids"]) == (2, [41, 42])
+    assert [lines[3][key] for key in ("workers", "resumed", "source", "clock")] == [2, 5, "memory", 21.5]
+    assert (lines[4]["purpose"], lines[4]["workers"]) == ("resize", 3)
+    assert (lines[7]["exit_code"], lines[7]["restarts"], reporter.recoveries) == (1, 1, [1.5])
+    assert [lines[2][key] for key in ("worker", "task", "cause", "phase")] == [1, None, "signal", "stepping"]
+    assert (lines[6]["cause"], lines[6]["text"], lines[6]["restarts_left"]) == ("hang", HANG.text, 1)
+    started, of_failure = (lines[place]["time"] - lines[place]["clock"] for place in (0, 2))
+    assert of_failure == pytest.approx(started, abs=1.0), "both say when it was"
 
 
 def test_what_several_workers_and_starts_warn_of_is_once_in_the_summary(tmp_path: Path) -> None:
@@ -127,6 +135,22 @@ def test_what_several_workers_and_starts_warn_of_is_once_in_the_summary(tmp_path
     *warnings, ended = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(one["event"], one["text"]) for one in warnings] == [("warning", one) for one in kept]
     assert ended["warnings"] == kept
+
+
+def test_evictions_and_several_recoveries_are_in_the_summary() -> None:
+    reporter = RestartReporter(say=lambda text: None, file=EventFile(None, "a1"), max_restarts=3)
+    reporter.halted("evict", 2, 21.0)
+    reporter.halted("leave", 0, 21.0)  # nobody continues
+    assert (reporter.sizes, reporter.evicted) == (0, 1)
+    reporter.recoveries = [6.0, 1.0, 2.0]
+    assert not absent(reporter.summary(0), "1 slow worker ", "2.00 s (median", "6.00 s at most")
+    said: list[str] = []
+    quiet = RestartReporter(say=said.append, file=EventFile(None, "a1"), max_restarts=3)
+    quiet.ended(0)
+    assert not said
+    quiet.replaces("worker 0")
+    quiet.ended(0)
+    assert not absent(said[0], "code 0 ", "0 of 3 restarts", "1 worker replaced")
 
 
 def test_what_is_lost_where_no_state_is_left_is_told() -> None:
@@ -161,7 +185,7 @@ def test_the_course_of_a_job_with_a_chief(tmp_path: Path) -> None:
     reporter.ended(0)
     reporter.file.close()
     again, ended = said
-    assert not absent(again, "1.50 s", "step 28 (backup)", "2 steps repeated")
+    assert not absent(again, "the job ", "1.50 s", "step 28 (backup)", "2 steps repeated")
     assert not absent(ended, "code 0 ", "1 of 2 restarts", "1 worker replaced", "2 steps repeated", "1.50 s")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == ["started", "stepping", "replaced", "failed", "stepping", "ended"]

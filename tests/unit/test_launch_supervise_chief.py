@@ -103,12 +103,15 @@ def test_who_is_stopped_is_killed_and_its_end_decides() -> None:
         assert done == [(5, to(index, number=signal.SIGKILL))]
     _, done, _ = play([(4, ended(CHIEF, 0)), (5, hung)])
     assert len(done) == 1, "the job ends already"
+    _, done, _ = play([(5, hung), (5.1, ended(WORKER_0)), (5.2, hung)])
+    assert done == [(5, to(PS_1, number=signal.SIGKILL)), (5.1, Start(worker=WORKER_0))], "it is killed once"
 
 
 def test_without_any_worker_the_job_fails() -> None:
     spent = replace(first_state(RULES), replaced=2)
     state, done, said = play([(5, ended(WORKER_0)), (6, ended(WORKER_1))], spent)
     assert (state.phase, state.verdict, state.cause) == (Phase.STOPPING, Verdict.FAILED, WORKER_1)
+    assert state.failed
     assert done == [(6, to(CHIEF, PS_0, PS_1))]
     assert not absent(said, "none is left", "job fails")
 
@@ -150,6 +153,7 @@ def test_a_failure_of_the_chief_fails_the_job(returncode: int, recorded: bool) -
     assert (state.phase, done, said) == (Phase.RUNNING, [], "")
     state, done, said = play([*events, (5 + BLAME_SECONDS, Tick())])
     assert (state.phase, state.verdict, state.cause) == (Phase.STOPPING, Verdict.FAILED, CHIEF)
+    assert state.failed
     assert done == [(6, to(WORKER_1, PS_0, PS_1))]
     assert "the chief failed" in said
 
@@ -169,7 +173,7 @@ def test_a_chief_that_has_failed_has_the_grace_period_to_end_itself() -> None:
     events: Events = [(5, Recorded(worker=CHIEF)), (9, Recorded(worker=CHIEF)), (14.9, Tick())]
     assert play(events)[:2] == (play(events[:1])[0], [])
     state, done, said = play([*events, (15, Tick())])
-    assert (state.verdict, state.cause) == (Verdict.FAILED, CHIEF)
+    assert (state.verdict, state.cause, state.failed) == (Verdict.FAILED, CHIEF, True)
     assert done == [(15, to(CHIEF, WORKER_0, WORKER_1, PS_0, PS_1))]
     assert "does not end" in said
     state, done, _ = play([*events[:1], (9, ended(CHIEF, 1, recorded=True))])
@@ -213,9 +217,10 @@ def test_a_signal_after_the_chiefs_failure_leaves_it_the_cause() -> None:
 
 def test_a_chief_that_was_done_before_a_server_died_was_done() -> None:
     events: Events = [(5.1, ended(PS_0, time=5.05)), (5.2, ended(CHIEF, 0, time=5.0))]
-    assert play(events)[0].verdict is Verdict.FINISHED
-    asked: Events = [(5.1, ended(PS_0, time=5.05)), (5.2, ended(CHIEF, 0, time=5.15))]
-    assert play(asked)[0].verdict is Verdict.RESTART
+    assert (play(events)[0].verdict, play(events)[0].failed) == (Verdict.FINISHED, False)
+    for end in (ended(CHIEF, 0, time=5.15), ended(CHIEF, 1, time=5.0), ended(WORKER_0, 0, time=5.0)):
+        state, _, _ = play([(5.1, ended(PS_0, time=5.05)), (5.2, end)])
+        assert (state.verdict, state.failed) == (Verdict.RESTART, True)
 
 
 RECORD = Record(clock=4.9, type="UnavailableError", message="gone", traceback="Traceback", exit_code=1)

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfdist.jobs.agent.restart_reporter import LEFT_CODE, failures_of, outcome_of
+from tfdist.jobs.agent.worker_group import Attempt
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import SAME_FAILURES, roles_of
 from tfdist.jobs.supervision.halting import ENDED_SECONDS, HALT_SECONDS, KILL_SECONDS
@@ -24,6 +26,7 @@ from tfdist.jobs.supervision.supervisor_state import (
     Action,
     Asked,
     Event,
+    Evict,
     Exited,
     GoOn,
     Looked,
@@ -38,6 +41,7 @@ from tfdist.jobs.supervision.supervisor_state import (
     Stop,
     StopAfter,
     Tick,
+    Verdict,
     first_state,
 )
 from tfdist.monitor.status import HALTED, StepPosition, StepState
@@ -95,6 +99,11 @@ def test_the_last_failure_ends_the_job_as_ever() -> None:
     state, done = play((5, ended(1, 1)), (15, Tick()), rules=LAST)
     assert done == [(5, everybody(0, 2, number=TERM)), (15, everybody(0, 2, number=KILL))]
     assert decided(state) is Decision.END
+    state, _ = play((5, ended(1, 1)), (6, ended(0)), (7, ended(2)), rules=LAST)
+    assert (state.verdict, state.failed) == (Verdict.FAILED, True), "that others ended well before changes nothing"
+    for rules, verdict in ((LAST, Verdict.FAILED), (RULES, Verdict.RESTART)):
+        state, done = play((4, ended(0)), (4, ended(2)), (5, ended(1, 1)), rules=rules)
+        assert (state.phase, state.verdict, done) == (Phase.DONE, verdict, []), "nobody is left to wait for"
 
 
 def test_workers_that_end_well_are_waited_for() -> None:
@@ -116,9 +125,10 @@ def test_a_recorded_failure_has_a_moment_to_be_shown() -> None:
 def test_a_hang_kills_all(rules: Rules) -> None:
     state, done = play((5, STEPS), (9, HANG), rules=rules)
     assert done == [(9, everybody(0, 1, 2, number=KILL))]
-    assert (state.failed, state.hang) == (True, HANG.hang)
+    assert (state.failed, state.hang, state.deadline) == (True, HANG.hang, 9 + KILL_SECONDS)
+    assert state.verdict is (Verdict.RESTART if rules is RULES else Verdict.FAILED)
     state, done = play((5, STEPS), (9, HANG), (9 + KILL_SECONDS, Tick()), rules=rules)
-    assert (state.phase, decided(state)) == (Phase.LOST, Decision.END)
+    assert (state.phase, state.verdict, decided(state)) == (Phase.LOST, Verdict.FAILED, Decision.END)
 
 
 ALL_HALT = tuple((8.0, ended(worker, HALTED)) for worker in range(3))
@@ -135,7 +145,7 @@ ALL_HALT = tuple((8.0, ended(worker, HALTED)) for worker in range(3))
 )
 def test_another_number_of_workers(request_: Event, size: int) -> None:
     events: list[tuple[float, Event]]
-    events = [(5, STEPS), (6, request_), (6.1, STEPS), (6.2, STEPS), (7, HELD)]
+    events = [(5, STEPS), (6, request_), (6.1, STEPS), (6.2, STEPS), (7, HELD), (7.5, HELD)]
     state, done = play(*events)
     assert done == [(6.1, Stop()), (7, StopAfter(step=6))]
     assert (state.phase, state.deadline) == (Phase.RUNNING, None)
@@ -149,8 +159,9 @@ def test_who_has_saved_and_does_not_end_is_killed(request_: Event) -> None:
     late = looked(steps=False, ended_for=ENDED_SECONDS + 0.1)
     events: list[tuple[float, Event]]
     events = [(5, STEPS), (6, request_), (6.1, STEPS), (7, HELD), (8, ended(1, HALTED)), (9, late)]
-    state, done = play(*events)
+    state, done = play(*events, (9.1, late))
     assert done[-1] == (9, everybody(0, 2, number=KILL))
+    assert state.verdict is (Verdict.INTERRUPTED if state.received else Verdict.RESTART)
     state, _ = play(*events, (9, ended(0, -9)), (9, ended(2, -9)))
     assert (state.phase, state.failed, state.halted) == (Phase.DONE, False, {0, 1, 2})
     assert decided(state) is (Decision.END if state.received else Decision.RESTART)
@@ -160,6 +171,8 @@ def test_a_wish_waits_until_the_workers_step() -> None:
     starting = looked(steps=False)
     _, done = play((1, Asked(workers=2)), (2, starting), (50, starting), (51, STEPS))
     assert done == [(51, Stop())]
+    _, done = play((5, STEPS), (6, Recorded(worker=1)), (6, Asked(workers=2)), (6.1, STEPS))
+    assert done == [], "the failure is decided first"
 
 
 def test_the_number_that_is_there_needs_nothing() -> None:
@@ -182,9 +195,13 @@ def test_the_target_is_not_read_at_once() -> None:
 
 def test_a_resize_that_nobody_comes_to_is_given_up() -> None:
     late = 6.1 + HALT_SECONDS
-    state, done = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (late, STEPS), (late + 1, STEPS))
+    looks = ((6.1, STEPS), (late - 1, STEPS), (late, STEPS), (late + 1, STEPS))
+    state, done = play((5, STEPS), (6, Asked(workers=2)), *looks)
     assert done == [(6.1, Stop()), (late, GoOn())]
     assert (state.halt, state.wanted) == (None, 3)
+    state, done = play((5, STEPS), (6.1, Evict(worker=1, is_replaced=False, text="slow")), *looks)
+    assert done == [(6.1, Stop()), (late, GoOn())]
+    assert (state.halt, next_size(state)) == (None, 3)
 
 
 def test_a_worker_that_is_asked_to_leave() -> None:
@@ -223,7 +240,12 @@ def test_a_signal_lets_workers_that_step_save(number: int) -> None:
     assert done == [(6, Stop()), (7, StopAfter(step=6))]
     state, done = play(*events, *ALL_HALT)
     assert (state.phase, state.received, decided(state)) == (Phase.DONE, number, Decision.END)
-    _, done = play(*events, (16, Tick()))
+    assert (state.verdict, state.asked_at, state.halted) == (Verdict.INTERRUPTED, 6, {0, 1, 2})
+    state, done = play(*events[:2], (7, ended(1, 1)))
+    assert done[-1] == (7, everybody(0, 2, number=KILL)), "the step cannot end"
+    assert (state.verdict, state.failed) == (Verdict.INTERRUPTED, True)
+    assert play(*events[:2], (7, ended(1, -number)))[1] == [(6, Stop())], "the signal has ended it"
+    _, done = play(*events, (15.9, Tick()), (16, Tick()))
     assert done[-1] == (16, everybody(0, 1, 2, number=KILL))
 
 
@@ -241,7 +263,8 @@ def test_a_signal_when_fit_is_over_meanwhile() -> None:
 
 
 def test_ctrl_c_again_kills() -> None:
-    _, done = play((5, STEPS), (6, Received(number=INT)), (7, Received(number=INT)))
+    state, done = play((5, STEPS), (6, Received(number=INT)), (7, Received(number=INT)), (7 + KILL_SECONDS, Tick()))
+    assert (state.phase, state.verdict) == (Phase.LOST, Verdict.INTERRUPTED)
     assert done == [(6, Stop()), (7, everybody(0, 1, 2, number=KILL))]
 
 
@@ -251,11 +274,33 @@ def test_a_signal_during_a_resize_ends_the_job() -> None:
     )
     assert done == [(6.1, Stop()), (7, StopAfter(step=6))]
     assert (decided(state), state.halt and state.halt.purpose) == (Decision.END, Purpose.END)
+    _, late = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (7, HELD), (7.5, Received(number=TERM)), (9, HELD))
+    assert late == done, "the step stays"
 
 
 def test_a_signal_while_all_are_killed() -> None:
     state, _ = play((5, ended(1, -9)), (5, Received(number=TERM)), (5, ended(0, -9)), (5, ended(2, -9)))
     assert (state.received, decided(state)) == (TERM, Decision.END)
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome"),
+    [
+        ([(5, ended(0)), (5, ended(1)), (5, ended(2))], (0, [])),
+        ([(5, ended(1, 3)), (6, Exited(worker=0, returncode=-15, time=6.0)), (7, ended(2))], (3, [1])),
+        ([(5, STEPS), (6, Received(number=TERM)), (6.1, STEPS), (7, HELD), *ALL_HALT], (143, [])),
+        ([(5, STEPS), (9, HANG), (9 + KILL_SECONDS, Tick())], (1, [])),
+        ([(5, STEPS), (9, HANG), (9, ended(0, -9)), (9, ended(1, 7)), (9, ended(2, -9))], (1, [])),
+    ],
+)
+def test_the_exit_code_of_a_job(events: list[tuple[float, Event]], outcome: tuple[int, list[int]]) -> None:
+    state, _ = play(*events, rules=LAST)
+    exits = {event.worker: event for _, event in events if isinstance(event, Exited)}
+    attempt = Attempt(state=state, exits=exits, stopped_at=state.asked_at, killed=False)
+    failures = failures_of(attempt, LAST, {})
+    judged = outcome_of(attempt, LAST, failures, decided(state))
+    assert (judged.exit_code, [failure.worker for failure in judged.failures]) == outcome
+    assert outcome_of(attempt, LAST, failures, Decision.TOO_FEW_WORKERS).exit_code == LEFT_CODE
 
 
 def test_the_budget_and_the_same_failure() -> None:

@@ -1,6 +1,7 @@
 """The best interval between saves: closed forms against each other, and against 100,000 failures drawn one by one."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,7 +68,9 @@ def test_nothing_is_useful_of_a_job_that_fails_at_once() -> None:
 
 
 def test_more_workers_fail_more_often() -> None:
-    price = Price.spot("0.6:mtbf=4h,restart=1m", hourly=2.0)
+    price = Price.spot("0.6:mtbf=4h,restart=1m,shape=0.8", hourly=2.0)
+    assert price.failures == Failures(mtbf_seconds=4 * 3600.0, restart_seconds=60.0, shape=0.8)
+    price = replace(price, failures=replace(price.failures, shape=1.0))
     one, eight = (cost(3600.0, count, price, save_seconds=5.0) for count in (1, 8))
     assert one.interval_seconds is not None
     assert eight.interval_seconds is not None

@@ -3,6 +3,7 @@
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -172,6 +173,7 @@ def test_no_trial_with_nan_is_promoted_and_none_twice() -> None:
 
 
 def test_hyperband_compares_whole_rungs() -> None:
+    assert rungs_of(5, 1, 2) == (1, 2, 5), "none comes twice"
     scheduler = Hyperband(sampler=sampled(0), trials=10**4, rungs=rungs_of(81, 1, 3), eta=3)
     brackets = scheduler.brackets()
     assert [(len(numbers), rungs[0]) for numbers, rungs in (next(brackets) for _ in range(5))] == [
@@ -181,7 +183,16 @@ def test_hyperband_compares_whole_rungs() -> None:
     first = next(place for place, one in enumerate(journal) if isinstance(one, Resume) and one.until == 3)
     ended = {one.trial for one in journal[:first] if isinstance(one, End)}
     assert ended >= set(range(9))
-    assert sum(3 in one.results for one in list(history.trials.values())[:9]) == 3
+    trials = list(history.trials.values())[:9]
+    best = sorted((one.results[1], one.number) for one in trials if 1 in one.results)[:3]
+    assert [one.number for one in trials if 3 in one.results] == sorted(number for _, number in best)
+    few = History(slots=2)
+    for trial, value in enumerate((2.0, 1.0)):
+        few.add(Start(trial, {}, 1))
+        few.add(Report(trial, 1, value))
+        few.add(End(trial, "paused"))
+    last = Hyperband(sampler=sampled(0), trials=2, rungs=(1, 3), eta=3)
+    assert last.decide(few) == [Resume(1, 3)], "one of fewer than eta goes on"
 
 
 def test_hyperband_draws_values_for_the_trials_that_it_starts() -> None:
@@ -205,9 +216,18 @@ def test_the_median_rule_stops_what_is_behind() -> None:
     assert scheduler.decide(history) == []  # before the second epoch nothing is judged
     for trial in range(4):
         history.add(Report(trial, 2, 9.0 if trial == 3 else 1.0))
+    assert replace(scheduler, others=4).decide(history) == [], "there are three others"
     assert scheduler.decide(history) == [Stop(3)]
     history.add(Stop(3))
     assert scheduler.decide(history) == []
+    for trial in range(3):
+        history.add(Report(trial, 3, 1.0 + 8 * trial))
+    assert scheduler.decide(history) == [], "the best score counts, not the last"
+    history.add(Start(4, {}, 9))
+    history.add(Report(4, 9, 9.0))
+    for trial in range(3):
+        history.add(Report(trial, 9, 1.0))
+    assert scheduler.decide(history) == [], "it has ended by itself"
 
 
 def test_a_population_clones_the_best_at_one_epoch() -> None:
@@ -275,7 +295,9 @@ def test_dead_trials_come_before_new_ones() -> None:
     history = History(slots=1)
     history.add(Start(0, {}, 3))
     history.add(End(0, "died"))
-    assert restarts(history) == [Resume(0, 3)]
+    history.add(Start(1, {}, 3))
+    history.add(End(1, "died"))
+    assert restarts(history) == [Resume(0, 3)], "there is one slot"
 
 
 def test_a_search_whose_first_trials_fail_ends() -> None:
