@@ -34,13 +34,17 @@ _Columns = dict[str, Any]
 
 
 def prepare(setup: DataBench, folder: Path) -> None:
-    """Write the data to read: rows and pictures, by tfdist and by TensorFlow's own tools."""
+    """Write the data to read, unless they are there: rows and pictures, by tfdist and by TensorFlow's own tools."""
+    done, asked = folder / "data.json", [setup.rows, setup.images]
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == asked:
+        return
+    done.unlink(missing_ok=True)
     for kind, columns in (("rows", _rows(setup.rows)), ("images", _pictures(setup.images))):
-        if not (folder / kind / "manifest.json").is_file():
-            _write_examples(columns, folder / f"{kind}-examples")
-            write(columns, folder / kind, num_shards=_FILES, processes=1, exists="overwrite")
-    if not (folder / "rows-examples" / "manifest.json").is_file():
-        index(folder / "rows-examples")  # these rows are as any other program writes them: layout generic
+        _write_examples(columns, folder / f"{kind}-examples")
+        write(columns, folder / kind, num_shards=_FILES, processes=1, exists="overwrite")
+    index(folder / "rows-examples", exists="overwrite")  # as any other program writes them: layout generic
+    (folder / "images-grain").unlink(missing_ok=True)
+    done.write_text(json.dumps(asked), encoding="utf-8")
 
 
 def writing(setup: DataBench, folder: Path) -> dict[tuple[str, str], Arm]:

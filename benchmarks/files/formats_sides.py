@@ -30,6 +30,7 @@ def prepare(setup: FormatsBench, folder: Path) -> None:
     done, asked = folder / "data.json", [setup.images, setup.rows, setup.documents]
     if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == asked:
         return
+    done.unlink(missing_ok=True)
     draw = np.random.default_rng(7)
     noise = draw.bytes(_NOISE)
     pictures = list(_cut(noise, draw.integers(_SMALLEST, _LARGEST, setup.images), draw))
