@@ -76,7 +76,7 @@ def reading(folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, str]]:
         left_out["native"] = "tfdist's ops cannot be had here; `tfdist build ops` says why"
     for kind, layouts in (("rows", ("generic", "fixed")), ("images", ("extent",))):
         peer = _sequential(folder / f"{kind}-examples", kind, BATCH[kind])
-        arms[kind, "tf.data"] = _consumer(peer)
+        arms[kind, "tf.data"] = consumer(peer)
         for layout in layouts:
             for verify in ("always", "first"):
                 for engine, ops in engines.items():
@@ -85,7 +85,7 @@ def reading(folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, str]]:
                     where = folder / (f"{kind}-examples" if layout == "generic" else kind)
                     dataset = read(where, global_batch_size=BATCH[kind], ops=ops, verify=verify)
                     name = f"{layout}, {engine}" + (", later epochs" if verify == "first" else "")
-                    arms[kind, name] = _consumer(dataset)
+                    arms[kind, name] = consumer(dataset)
     if importlib.util.find_spec("grain") and importlib.util.find_spec("array_record"):
         arms["images", "grain"] = _by_grain(folder / "images-grain", folder / "images", BATCH["images"])
     else:
@@ -181,7 +181,7 @@ def _sequential(folder: Path, kind: str, batch_size: int) -> tf.data.Dataset:
     return batches.map(lambda records: tf.io.parse_example(records, spec), num_parallel_calls=2).prefetch(2)
 
 
-def _consumer(dataset: tf.data.Dataset) -> Callable[[], int]:
+def consumer(dataset: tf.data.Dataset) -> Callable[[], int]:
     """Return a function that reads a dataset to its end, without Python between batches, and counts the batches."""
 
     def counted() -> tf.Tensor:
