@@ -22,7 +22,7 @@ __all__ = ["FactorsBench", "FactorsReport", "command"]
 RECIPE = Path(__file__).parents[2] / "strategies" / "least_squares" / "train.py"
 ARMS = ("tfdist", "implicit", "implicit-cg", "NumPy")
 _IMPLICIT = "implicit==0.7.2"
-_REGULARISATION, _ALPHA, _SEED = 1.0, 2.0, 17
+_REGULARIZATION, _ALPHA, _SEED = 1.0, 2.0, 17
 _TURN_SECONDS = 3600.0
 
 
@@ -65,7 +65,7 @@ class FactorsBench(Suite):
                         "threads": self.workers,
                         "seed": turn,
                     }
-                    setup |= {"regularisation": _REGULARISATION, "matrix": str(folder / "matrix.npz")}
+                    setup |= {"regularization": _REGULARIZATION, "matrix": str(folder / "matrix.npz")}
                     factors = Path(peer.ask(arm, factors_into=f"{into}.npz", **setup))
                 found = np.load(factors)
                 clock, processor = np.median(found["seconds"][1:], axis=0)
@@ -103,7 +103,7 @@ def _trained(setup: FactorsBench, folder: Path) -> Path:
 def _objective(matrix: Mapping[str, Any], x: Any, y: Any) -> float:
     """The weighted squared error over all entries, including missing ones, and the penalty."""
     x, y = x.astype(np.float64), y.astype(np.float64)
-    total = np.sum((x.T @ x) * (y.T @ y)) + _REGULARISATION * (np.sum(x * x) + np.sum(y * y))
+    total = np.sum((x.T @ x) * (y.T @ y)) + _REGULARIZATION * (np.sum(x * x) + np.sum(y * y))
     for some in np.array_split(np.arange(len(matrix["rows"])), max(1, len(matrix["rows"]) // 100_000)):
         guess = np.einsum("ij,ij->i", x[matrix["rows"][some]], y[matrix["columns"][some]])
         total += np.sum((1 + matrix["weights"][some]) * (1 - guess) ** 2 - guess**2)
