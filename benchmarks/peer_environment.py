@@ -1,13 +1,30 @@
-"""An environment of its own for a peer, whose requirements conflict with those of tfdist."""
+"""Processes of turns: quiet ones, and those of a peer whose requirements conflict with those of tfdist."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.errors import TfdistError
+
 _TURN_SECONDS = 3600.0
+_SHOWN = 2000  # characters of what a failed program has said
+
+
+def quietly(command: Sequence[str], **known: Any) -> str:
+    """Run a turn whose messages matter only if it fails, and return its standard output; ``known`` as for `run`.
+
+    Raises:
+        TfdistError: it has failed; the error has the end of its messages.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TURN_SECONDS, check=False, **known)
+    if done.returncode:
+        said = (done.stderr or done.stdout)[-_SHOWN:]
+        raise TfdistError(f"{shlex.join(command)} ended with code {done.returncode}. It said:\n{said}")
+    return str(done.stdout)
 
 
 def python_with(environment: Path, *requirements: str, alone: Sequence[str] = ()) -> Path:

@@ -1,4 +1,4 @@
-"""The command: trains the rows under strategies, keeps what came of each, and prints the table."""
+"""Train models of Keras' ecosystem under strategies, compare with one device, keep the results, and print a table."""
 
 import argparse
 import dataclasses

@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_environment import PeerEnvironment
+from benchmarks.peer_environment import PeerEnvironment, quietly
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.planner import machine
@@ -22,8 +21,7 @@ __all__ = ["FactorsBench", "FactorsReport", "command"]
 RECIPE = Path(__file__).parents[2] / "strategies" / "least_squares" / "train.py"
 ARMS = ("tfdist", "implicit", "implicit-cg", "NumPy")
 _IMPLICIT = "implicit==0.7.2"
-_REGULARISATION, _ALPHA, _SEED = 1.0, 2.0, 17
-_TURN_SECONDS = 3600.0
+_REGULARIZATION, _ALPHA, _SEED = 1.0, 2.0, 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ class FactorsBench(Suite):
                         "threads": self.workers,
                         "seed": turn,
                     }
-                    setup |= {"regularisation": _REGULARISATION, "matrix": str(folder / "matrix.npz")}
+                    setup |= {"regularization": _REGULARIZATION, "matrix": str(folder / "matrix.npz")}
                     factors = Path(peer.ask(arm, factors_into=f"{into}.npz", **setup))
                 found = np.load(factors)
                 clock, processor = np.median(found["seconds"][1:], axis=0)
@@ -96,14 +94,14 @@ def _trained(setup: FactorsBench, folder: Path) -> Path:
     command = [sys.executable, "-m", "tfdist", "run", "--strategy", "multi-worker", "-n", str(setup.workers)]
     command += [str(RECIPE), "--output", str(folder), *own]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    subprocess.run(command, check=True, timeout=_TURN_SECONDS, capture_output=True, env=environment)
+    quietly(command, env=environment)
     return folder / "factors.npz"
 
 
 def _objective(matrix: Mapping[str, Any], x: Any, y: Any) -> float:
     """The weighted squared error over all entries, including missing ones, and the penalty."""
     x, y = x.astype(np.float64), y.astype(np.float64)
-    total = np.sum((x.T @ x) * (y.T @ y)) + _REGULARISATION * (np.sum(x * x) + np.sum(y * y))
+    total = np.sum((x.T @ x) * (y.T @ y)) + _REGULARIZATION * (np.sum(x * x) + np.sum(y * y))
     for some in np.array_split(np.arange(len(matrix["rows"])), max(1, len(matrix["rows"]) // 100_000)):
         guess = np.einsum("ij,ij->i", x[matrix["rows"][some]], y[matrix["columns"][some]])
         total += np.sum((1 + matrix["weights"][some]) * (1 - guess) ** 2 - guess**2)

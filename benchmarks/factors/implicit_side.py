@@ -22,7 +22,7 @@ def by_implicit(matrix: Any, setup: dict[str, Any], *, use_cg: bool) -> tuple[An
 
     model = AlternatingLeastSquares(
         factors=setup["factors"],
-        regularization=setup["regularisation"],
+        regularization=setup["regularization"],
         alpha=1.0,
         dtype=np.float32,
         use_native=True,
@@ -44,8 +44,8 @@ def by_loop(matrix: Any, setup: dict[str, Any]) -> tuple[Any, Any, Any]:
     turned = matrix.T.tocsr()
     ends = [now()]
     for _ in range(setup["sweeps"]):
-        x = solved(matrix, y, setup["regularisation"])
-        y = solved(turned, x, setup["regularisation"])
+        x = solved(matrix, y, setup["regularization"])
+        y = solved(turned, x, setup["regularization"])
         ends.append(now())
     return x, y, np.diff(ends, axis=0)
 
@@ -55,8 +55,8 @@ def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def solved(rows: Any, factors: Any, regularisation: float) -> Any:
-    gram = factors.T @ factors + regularisation * np.eye(factors.shape[1], dtype=factors.dtype)
+def solved(rows: Any, factors: Any, regularization: float) -> Any:
+    gram = factors.T @ factors + regularization * np.eye(factors.shape[1], dtype=factors.dtype)
     found = np.zeros((rows.shape[0], factors.shape[1]), factors.dtype)
     for row in range(rows.shape[0]):
         here = slice(rows.indptr[row], rows.indptr[row + 1])

@@ -48,7 +48,7 @@ class LiarsBench(Suite):
     """
 
     clients: int = option(20, "How many there are.", minimum=5)
-    part: float = option(0.2, "Of the clients, that lies.", minimum=0, maximum=0.49, metavar="X")
+    part: float = option(0.2, "Of the clients, that lies.", minimum=0.01, maximum=0.49, metavar="X")
     alpha: float = option(0.3, "Of the Dirichlet distribution of unlike clients.", minimum=0.01, metavar="X")
     rounds: int = option(25, "Of each training.")
     seeds: int = option(1, "Trainings each.")

@@ -78,7 +78,7 @@ class DataBench(Suite):
             setup = dataclasses.replace(
                 self, rows=8192, images=256, written_rows=500, written_images=50, rounds=1, quick=False
             )
-        with machine.observed() as about, _folder(setup.directory) as folder:
+        with machine.observed() as about, kept_folder(setup.directory) as folder:
             told("making the data")
             prepare(setup, folder)
             rows = measured("write", writing(setup, folder), setup, told)
@@ -90,10 +90,11 @@ class DataBench(Suite):
 
 
 @contextlib.contextmanager
-def _folder(directory: str | None) -> Iterator[Path]:
+def kept_folder(directory: str | None) -> Iterator[Path]:
+    """Yield the folder of this name, made if it is missing; a temporary one for None."""
     if directory is not None:
         Path(directory).mkdir(parents=True, exist_ok=True)
-        yield Path(directory)
+        yield Path(directory).resolve()
         return
     with tempfile.TemporaryDirectory(prefix="tfdist-bench-") as folder:
         yield Path(folder)

@@ -34,13 +34,17 @@ _Columns = dict[str, Any]
 
 
 def prepare(setup: DataBench, folder: Path) -> None:
-    """Write the data to read: rows and pictures, by tfdist and by TensorFlow's own tools."""
+    """Write the data to read, unless they are there: rows and pictures, by tfdist and by TensorFlow's own tools."""
+    done, asked = folder / "data.json", [setup.rows, setup.images]
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == asked:
+        return
+    done.unlink(missing_ok=True)
     for kind, columns in (("rows", _rows(setup.rows)), ("images", _pictures(setup.images))):
-        if not (folder / kind / "manifest.json").is_file():
-            _write_examples(columns, folder / f"{kind}-examples")
-            write(columns, folder / kind, num_shards=_FILES, processes=1, exists="overwrite")
-    if not (folder / "rows-examples" / "manifest.json").is_file():
-        index(folder / "rows-examples")  # these rows are as any other program writes them: layout generic
+        _write_examples(columns, folder / f"{kind}-examples")
+        write(columns, folder / kind, num_shards=_FILES, processes=1, exists="overwrite")
+    index(folder / "rows-examples", exists="overwrite")  # as any other program writes them: layout generic
+    (folder / "images-grain").unlink(missing_ok=True)
+    done.write_text(json.dumps(asked), encoding="utf-8")
 
 
 def writing(setup: DataBench, folder: Path) -> dict[tuple[str, str], Arm]:
@@ -72,7 +76,7 @@ def reading(folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, str]]:
         left_out["native"] = "tfdist's ops cannot be had here; `tfdist build ops` says why"
     for kind, layouts in (("rows", ("generic", "fixed")), ("images", ("extent",))):
         peer = _sequential(folder / f"{kind}-examples", kind, BATCH[kind])
-        arms[kind, "tf.data"] = _consumer(peer)
+        arms[kind, "tf.data"] = consumer(peer)
         for layout in layouts:
             for verify in ("always", "first"):
                 for engine, ops in engines.items():
@@ -81,7 +85,7 @@ def reading(folder: Path) -> tuple[dict[tuple[str, str], Arm], dict[str, str]]:
                     where = folder / (f"{kind}-examples" if layout == "generic" else kind)
                     dataset = read(where, global_batch_size=BATCH[kind], ops=ops, verify=verify)
                     name = f"{layout}, {engine}" + (", later epochs" if verify == "first" else "")
-                    arms[kind, name] = _consumer(dataset)
+                    arms[kind, name] = consumer(dataset)
     if importlib.util.find_spec("grain") and importlib.util.find_spec("array_record"):
         arms["images", "grain"] = _by_grain(folder / "images-grain", folder / "images", BATCH["images"])
     else:
@@ -177,7 +181,7 @@ def _sequential(folder: Path, kind: str, batch_size: int) -> tf.data.Dataset:
     return batches.map(lambda records: tf.io.parse_example(records, spec), num_parallel_calls=2).prefetch(2)
 
 
-def _consumer(dataset: tf.data.Dataset) -> Callable[[], int]:
+def consumer(dataset: tf.data.Dataset) -> Callable[[], int]:
     """Return a function that reads a dataset to its end, without Python between batches, and counts the batches."""
 
     def counted() -> tf.Tensor:

@@ -1,14 +1,13 @@
 """Reading files of other libraries, mixing sources and packing sequences, by tfdist and by those libraries."""
 
-import contextlib
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.files.data_race import kept_folder
 from benchmarks.peer_environment import PeerEnvironment
 from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
@@ -93,7 +92,7 @@ class FormatsBench(Suite):
         setup = self
         if self.quick:
             setup = dataclasses.replace(self, images=256, rows=8192, documents=128, rounds=1, quick=False)
-        with machine.observed() as about, _folder(setup.directory) as folder:
+        with machine.observed() as about, kept_folder(setup.directory) as folder:
             told("making the data")
             prepare(setup, folder)
             ways: dict[tuple[str, str], Callable[[], tuple[float, float]]] = {
@@ -119,16 +118,6 @@ class FormatsBench(Suite):
         for (subject, way), both in times.items():
             measured.setdefault(subject, {})[way] = both
         return FormatsReport(setup=setup, measured=measured, machine=about)
-
-
-@contextlib.contextmanager
-def _folder(directory: str | None) -> Iterator[Path]:
-    if directory is not None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        yield Path(directory).resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="tfdist-formats-") as folder:
-        yield Path(folder)
 
 
 def _timed(side: Callable[[], Any]) -> Callable[[], tuple[float, float]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.files.data_sides import consumer
 from benchmarks.files.formats_race import BATCH, FormatsBench
 from tfdist import data
 
@@ -30,6 +31,7 @@ def prepare(setup: FormatsBench, folder: Path) -> None:
     done, asked = folder / "data.json", [setup.images, setup.rows, setup.documents]
     if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == asked:
         return
+    done.unlink(missing_ok=True)
     draw = np.random.default_rng(7)
     noise = draw.bytes(_NOISE)
     pictures = list(_cut(noise, draw.integers(_SMALLEST, _LARGEST, setup.images), draw))
@@ -55,7 +57,7 @@ def sides(setup: FormatsBench, folder: Path) -> dict[tuple[str, str], Side]:
     """Return functions that read all examples once, by subject and way."""
 
     def reading(source: Any, subject: str, **known: Any) -> Side:
-        return _consumer(data.read(source, global_batch_size=BATCH[subject], **known))
+        return consumer(data.read(source, global_batch_size=BATCH[subject], **known))
 
     parts = {str(number): folder / f"part-{number}" for number in range(_SHARDS)}
     equal = data.mix(parts, weights=dict.fromkeys(parts, 1), stop="never", examples=setup.rows)
@@ -69,18 +71,8 @@ def sides(setup: FormatsBench, folder: Path) -> dict[tuple[str, str], Side]:
         ("mixing", "four, equal shares"): reading(equal, "mixing"),
         ("mixing", "four, unequal shares"): reading(unequal, "mixing"),
         ("packing", "tfdist"): reading(rows, "packing"),
-        ("packing", "loop in tf.data"): _consumer(_packed_by_loop(folder / "documents", setup.documents)),
+        ("packing", "loop in tf.data"): consumer(_packed_by_loop(folder / "documents", setup.documents)),
     }
-
-
-def _consumer(dataset: tf.data.Dataset) -> Side:
-    """Return a function that reads a dataset to its end, without Python between batches, and counts the batches."""
-
-    def counted() -> tf.Tensor:
-        return dataset.reduce(np.int64(0), lambda count, _: count + 1)
-
-    read = tf.function(counted, autograph=False).get_concrete_function()
-    return lambda: int(read())
 
 
 def _packed_by_loop(folder: Path, count: int) -> tf.data.Dataset:

@@ -28,7 +28,7 @@ class RecoveryBench(Suite):
 
     \b
     horovod elastic   the peer: horovod.tensorflow.elastic, a hand-written loop, committed after each
-                  step; the remaining worker goes on ALONE, so a job has one kill
+                      step; the remaining worker goes on ALONE, so a job has one kill
     multi-worker,     `tfdist run --max-restarts`, `fit` and tfdist.callbacks.BackupAndRestore: all
     ring              workers are started again, and as many as before go on
     ... --standby     a second set of workers, which has run up to its first step, takes over

@@ -40,11 +40,11 @@ class ScalingBench(Suite):
     """Compare the predictions of `tfdist plan` with steps of `fit` over links of several rates and delays.
 
     Each prediction is made before its training. It uses the layers, measured in all processes at once, and measurements
-    of all_reduces, a codec and matrices. Of training steps it uses those of one worker without links alone, for the
-    speed of the machine just before. The error is the predicted step minus the
-    measured one, as a part of the measured one. The links are made of network namespaces, so the benchmark needs root;
-    "local" has none: the processes share their host's memory. The layers of the model "sleeping" sleep instead of
-    computing, so its steps show the cost of links also on a busy machine.
+    of all-reduces, a codec and matrices. The only training steps that it uses are those of one worker without links.
+    They give the speed of the machine just before. The error is the predicted step minus the measured one, as a part
+    of the measured one. The links are made of network namespaces, so the benchmark needs root; "local" has none: the
+    processes share their host's memory. The layers of the model "sleeping" sleep instead of computing, so its steps
+    show the cost of links also on a busy machine.
     """
 
     links: Sequence[str] = option(("local", "1gbit:0", "100mbit:5"), "RATE:MS or local, repeated.", flags=["--link"])
@@ -54,6 +54,11 @@ class ScalingBench(Suite):
     steps: int = option(24, "Steps of a measurement, after as many others.", minimum=_EVERY)
     seconds: float = option(3.0, "That layers are measured.", minimum=0)
     rounds: int = option(3, "Trainings in each way.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for text in self.links:
+            _emulated(text)
 
     def run(self, told: Told = untold) -> "ScalingReport":
         cells: list[Cell] = []
@@ -77,14 +82,10 @@ class ScalingBench(Suite):
                         cells += case.cells({"apart": apart, "lane": lane, "staged": staged}, told)
         return ScalingReport(setup=self, cells=cells, inputs=inputs, machine=about)
 
-    @contextlib.contextmanager
-    def _joined(self, text: str) -> Iterator[Network | None]:
+    def _joined(self, text: str) -> contextlib.AbstractContextManager[Network | None]:
         """The network of the workers; None if they share a host."""
-        if text == LOCAL:
-            yield None
-        else:
-            with network(_emulated(text), self.workers) as joined:
-                yield joined
+        link = _emulated(text)
+        return contextlib.nullcontext() if link is None else network(link, self.workers)
 
     @contextlib.contextmanager
     def _lanes(self, joined: Network | None) -> Iterator[tuple[lanes.Lane, lanes.Lane, lanes.Lane]]:
@@ -256,7 +257,9 @@ def slowed(profile: Profile, factor: float) -> Profile:
     )
 
 
-def _emulated(text: str) -> EmulatedLink:
+def _emulated(text: str) -> EmulatedLink | None:
+    if text == LOCAL:
+        return None
     rate, _, delay = text.partition(":")
     try:
         return EmulatedLink(rate=rate, delay_ms=float(delay or "0"))

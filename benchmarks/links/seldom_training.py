@@ -77,10 +77,9 @@ def _rows(draw: Any, kinds: Any, count: int, batch_size: int, workers: int, by_c
     """The rows of all batches; if divided by class, each worker's part of a batch has kinds of its own."""
     if not by_class:
         return np.concatenate([draw.permutation(len(kinds)) for _ in range(-(-count // len(kinds)))])[:count]
-    part = batch_size // workers
-    mine = [np.flatnonzero(kinds % workers == worker) for worker in range(workers)]
-    batches = [draw.choice(mine[worker], part) for _ in range(count // batch_size) for worker in range(workers)]
-    return np.concatenate(batches)
+    sizes = np.diff([batch_size * worker // workers for worker in range(workers + 1)])
+    mine = [(np.flatnonzero(kinds % workers == worker), sizes[worker]) for worker in range(workers)]
+    return np.concatenate([draw.choice(rows, size) for _ in range(count // batch_size) for rows, size in mine])
 
 
 class _Curve(keras.callbacks.Callback):

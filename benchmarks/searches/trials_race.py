@@ -3,7 +3,6 @@
 import collections
 import itertools
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_environment import PeerEnvironment
+from benchmarks.peer_environment import PeerEnvironment, quietly
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.planner import machine
@@ -25,7 +24,6 @@ PEERS = {"Keras Tuner": "keras_tuner", "Ray Tune": "ray_tune"}
 ARMS = ("tfdist", *PEERS)
 _REQUIREMENTS = ("tensorflow==2.21.0", "keras==3.15.1", "tensorboard", "keras-tuner==1.4.8", "ray[tune]==2.60.0")
 _SCRIPT = "benchmarks.searches.searched_script"
-_TURN_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +131,7 @@ def _search(setup: TrialsBench, data: Path, ends: Path, seed: int) -> None:
     }
     words = [str(word) for pair in options.items() for word in pair]
     script = ("-m", _SCRIPT, str(data), str(setup.epochs), str(ends))
-    subprocess.run(
-        [sys.executable, "-m", "tfdist", "search", *words, *script],
-        check=True,
-        timeout=_TURN_SECONDS,
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quietly([sys.executable, "-m", "tfdist", "search", *words, *script], cwd=Path(__file__).parents[2])
 
 
 @dataclass(frozen=True, kw_only=True)

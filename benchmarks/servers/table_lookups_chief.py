@@ -38,7 +38,7 @@ def create(rows: int, dim: int) -> float:
 
 
 def memory() -> list[dict[str, int]]:
-    """Return for each server the bytes of variables that were placed on it, and its memory; see `lookups.Server`."""
+    """Return for each server the bytes of variables that were placed on it, and its memory; see `ServerMemory`."""
     strategy = _built["strategy"]
     placed = variable_placement.loads(strategy.placement(), strategy.num_servers)
     found = []

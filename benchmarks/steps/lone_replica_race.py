@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.peer_environment import quietly
 from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.planner import machine
@@ -16,7 +16,6 @@ __all__ = ["LoneReplicaBench", "LoneReplicaReport", "command"]
 
 ARMS = ("plain", "tfdist", "TensorFlow")
 _WHAT = ("seconds", "processor", "megabytes")
-_TURN_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +43,9 @@ class LoneReplicaBench(Suite):
 
     def _train(self, arm: str) -> dict[str, float]:
         command = [sys.executable, "-m", "benchmarks.steps.lone_replica_training", arm, self.model]
-        ended = subprocess.run(
-            [*command, str(self.steps), str(self.epochs)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TURN_SECONDS,
-            check=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        trained: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        said = quietly([*command, str(self.steps), str(self.epochs)], env=environment)
+        trained: dict[str, float] = json.loads(said.splitlines()[-1])
         return trained
 
 

@@ -21,9 +21,9 @@ class Block:
         self._entries, self._solver = (*entries, weights[mine] + 1), row_solver()
         self._batches = [] if self._solver else batches(*entries)
 
-    def solve(self, factors: np.ndarray, regularisation: float) -> np.ndarray:
-        """Solve (Y'Y + regularisation + Y'WY) x = Y'(W + 1) for each row, where Y is the factors of the columns."""
-        gram = factors.T @ factors + regularisation * np.eye(factors.shape[1], dtype=factors.dtype)
+    def solve(self, factors: np.ndarray, regularization: float) -> np.ndarray:
+        """Solve (Y'Y + regularization + Y'WY) x = Y'(W + 1) for each row, where Y is the factors of the columns."""
+        gram = factors.T @ factors + regularization * np.eye(factors.shape[1], dtype=factors.dtype)
         if self._solver:
             return self._solver.solve(gram, factors, *self._entries)
         inverse = np.linalg.inv(np.linalg.cholesky(gram))  # with Y L'^-1 for Y, all rows share the identity

@@ -52,8 +52,8 @@ def main() -> None:
     gather, seconds = gathering(strategy, workers), []
     for _ in range(options.sweeps):
         began = time.perf_counter(), time.process_time()
-        x = gather(by_row.solve(y, options.regularisation))
-        y = gather(by_column.solve(x, options.regularisation))
+        x = gather(by_row.solve(y, options.regularization))
+        y = gather(by_column.solve(x, options.regularization))
         seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     x, y = x[: shape[0]], y[: shape[1]]
     if not cluster.is_chief:
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
         ("--factors", 32, "numbers for a piece, and for a word"),
         ("--sweeps", 10, "sweeps over all rows and columns"),
         ("--alpha", 2.0, "weight of an entry above that of a missing one, for each occurrence of the word"),
-        ("--regularisation", 1.0, "number that is added to the diagonal"),
+        ("--regularization", 1.0, "number that is added to the diagonal"),
         ("--seed", 17, "seed of the first factors, and of the tenth that is held out"),
         ("--output", Path("runs", Path(__file__).parent.name), "folder for the factors"),
     ):

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.files.data_race import TARGETS, DataBench
+from benchmarks.files.data_sides import prepare
 from benchmarks.files.formats_race import RACES, FormatsBench
+from tfdist import data
 
 
 def test_every_side_is_measured(tmp_path: Path) -> None:
@@ -33,6 +35,9 @@ def test_every_side_is_measured(tmp_path: Path) -> None:
         "extent",
     }
     assert json.loads((tmp_path / "rows-examples" / "manifest.json").read_text())["layout"] == "generic"
+    prepare(DataBench(rows=4100, images=260), tmp_path)  # others are asked for
+    for folder, examples in (("rows", 4100), ("rows-examples", 4100), ("images", 260)):
+        assert data.info(tmp_path / folder).examples == examples
 
 
 @pytest.mark.release

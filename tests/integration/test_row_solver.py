@@ -102,7 +102,7 @@ def test_blocks_of_the_recipe_are_dealt_out_and_those_of_the_formula(
     if not compiled:
         monkeypatch.setattr("tfdist.native.row_solver", lambda: None)
     recipe = runpy.run_path(str(RECIPE))
-    rng, regularisation, workers, height = np.random.default_rng(5), 0.5, 2, len(LENGTHS)
+    rng, regularization, workers, height = np.random.default_rng(5), 0.5, 2, len(LENGTHS)
     lengths = sorted(LENGTHS, reverse=True)
     rows = np.repeat(np.arange(height), lengths)
     columns, weights = rng.integers(0, COLUMNS, len(rows)).astype(np.int32), rng.random(len(rows)) + 0.1
@@ -110,7 +110,7 @@ def test_blocks_of_the_recipe_are_dealt_out_and_those_of_the_formula(
     factors = rng.normal(size=(COLUMNS, 12))
     whole = by_numpy(
         {
-            "shared": factors.T @ factors + regularisation * np.eye(12),
+            "shared": factors.T @ factors + regularization * np.eye(12),
             "factors": factors,
             "begins": np.append(0, np.cumsum(lengths)),
             "columns": columns,
@@ -120,7 +120,7 @@ def test_blocks_of_the_recipe_are_dealt_out_and_those_of_the_formula(
     )
     for worker in range(workers):
         block = recipe["Block"](rows[mixed], columns[mixed], weights[mixed], height, worker, workers)
-        found, mine = block.solve(factors, regularisation), whole[worker::workers]
+        found, mine = block.solve(factors, regularization), whole[worker::workers]
         assert len(found) == -(-height // workers)
         np.testing.assert_allclose(found[: len(mine)], mine, rtol=1e-10, atol=1e-10)
         assert not found[len(mine) :].any()

@@ -1,4 +1,4 @@
-"""The command: runs suites of Keras and TensorFlow without tfdist and with it, compares, and prints a table."""
+"""Run test suites of Keras and TensorFlow without tfdist and with it, compare, and print a table."""
 
 import argparse
 import sys

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import json
 import secrets
-import socket
 import ssl
 import subprocess
 import time
@@ -20,16 +19,10 @@ from typing import Any
 import kubernetes
 import yaml
 
+from tfdist.cluster.ports import free_ports
+
 SECONDS = 180.0
 _USERS = {"admin": "system:masters", "system:kube-scheduler": ""}
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Control:

@@ -10,12 +10,12 @@ bit for bit.
 
 import argparse
 import contextlib
-import statistics
 import subprocess
 import tempfile
 from pathlib import Path
 
 from tests.soak import first_trials
+from tfdist.bench.suite import quartiles
 from tfdist.planner.machine import describe
 
 SERVER = """
@@ -79,11 +79,6 @@ def first_step(process: "subprocess.Popen[str]", name: str, replicas: int) -> tu
     return float(seconds), digest
 
 
-def quartiles(values: list[float]) -> str:
-    ordered = sorted(values)
-    return f"{statistics.median(ordered):.2f} [{ordered[len(ordered) // 4]:.2f}-{ordered[-1 - len(ordered) // 4]:.2f}]"
-
-
 def main() -> None:
     """Print a row for each case: plain Keras, before, now, and the ratios of now to both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,7 +102,7 @@ def main() -> None:
             columns = [plain, former, now, [a / b for a, b in zip(now, former, strict=True)]]
             columns.append([a / b for a, b in zip(now, plain, strict=True)])
             numbers = "the same bits" if same else "OTHER NUMBERS"
-            print(f"| {name} | {' | '.join(map(quartiles, columns))} | {numbers} |", flush=True)
+            print(f"| {name} | {' | '.join(str(quartiles(one)) for one in columns)} | {numbers} |", flush=True)
         for process in (before, ours):
             assert process.stdin is not None
             process.stdin.close()

@@ -9,12 +9,12 @@ process. For this checkout each case runs first with an empty cache, and then wi
 import argparse
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
+
+from tfdist.bench.suite import quartiles
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
@@ -91,16 +91,12 @@ def seconds(process: "subprocess.Popen[str]", name: str, cache: str) -> float:
     assert given is not None
     assert told is not None
     print(name, cache, file=given, flush=True)
-    return float(_answer(told))
-
-
-def _answer(told: IO[str]) -> str:
-    return next(line for line in told if line.startswith("seconds")).split()[1]
+    return float(next(line for line in told if line.startswith("seconds")).split()[1])
 
 
 def main() -> None:
     """Print a row for each case: before, with an empty cache, and at the second start."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", default=["plain", "own", "state", "blocks"])
@@ -115,13 +111,9 @@ def main() -> None:
             for number in range(options.rounds):
                 cache = f"{folder}/{name}{number}"
                 rows.append([seconds(one, name, cache) for one in (before, ours, ours)])
-            every = [sorted(column) for column in zip(*rows, strict=True)]
-            every += [sorted(first - old for old, first, _ in rows), sorted(last - old for old, _, last in rows)]
-            told = [
-                f"{statistics.median(one):.2f} [{one[len(one) // 4]:.2f}-{one[-1 - len(one) // 4]:.2f}]"
-                for one in every
-            ]
-            print(f"| {name} | {' | '.join(told)} |", flush=True)
+            every = [list(column) for column in zip(*rows, strict=True)]
+            every += [[first - old for old, first, _ in rows], [last - old for old, _, last in rows]]
+            print(f"| {name} | {' | '.join(str(quartiles(one)) for one in every)} |", flush=True)
         for process in (before, ours):
             assert process.stdin is not None
             process.stdin.close()

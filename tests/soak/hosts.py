@@ -1,6 +1,6 @@
 """Run jobs on machines by a real sshd on each, and check that their results are those of a job on one machine.
 
-    python tests/soak/hosts.py [--sshd PATH]
+    python -m tests.soak.hosts [--sshd PATH] [trial ...]
 
 The machines are namespaces (`machines.py`), so it needs root, iproute2, and OpenSSH's client and server. Debian has the
 server in the package openssh-server; if that is not installed, PATH is the program from the package.

@@ -1,6 +1,6 @@
 """Run jobs under a real Slurm with two nodes, and check that their results are those of a job on one host.
 
-    python -m tests.soak.slurm [--root FOLDER]
+    python -m tests.soak.slurm [--root FOLDER] [trial ...]
 
 The nodes are namespaces (`machines.py`), so it needs root and iproute2. It also needs Slurm's slurmctld, slurmd and
 commands, which Debian has in the packages slurmctld, slurmd, slurm-client and munge. If these are not installed, FOLDER
@@ -53,6 +53,7 @@ PartitionName=all Nodes=a,b Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=a,b MaxTime=INFINITE State=UP PriorityTier=2
 """
 
+URGENT = ("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
 TRAINING = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
 # what a worker has done goes into a file of its own; before its third step one of them holds, once, until it is let go
 HOLDING = """
@@ -147,13 +148,11 @@ class UnderSlurm(Trial):
 
 def equal_to_the_bit(trial: UnderSlurm) -> None:
     """A job that is submitted has the weights of one on one host, also when a worker is killed."""
-    strategy = ("--strategy", "multi-worker", "--collectives", "native", "-n", 2)
-    local, _ = trial.trained(*strategy)
-    submitted = (*strategy, "--engine", "slurm", "--sbatch", "--nodes=2")
-    assert trial.trained(*submitted)[0] == local
+    submitted = (*TRAINING, "--engine", "slurm", "--sbatch", "--nodes=2")
+    assert trial.trained(*submitted)[0] == trial.local()
     kill = json.dumps([{"kind": "kill", "worker": 1, "at": "step", "step": 3}])
     more = {"TFDIST_FAULTS": kill, "OWN_BACKUPS": "1"}
-    assert trial.trained(*submitted, "--max-restarts", 1, "--hang-seconds", 60, **more)[0] == local
+    assert trial.trained(*submitted, "--max-restarts", 1, "--hang-seconds", 60, **more)[0] == trial.local()
     print("multi-worker native: one host, two nodes, and two with a worker killed: equal to the bit", flush=True)
 
 
@@ -253,7 +252,6 @@ def stopped_and_requeued(trial: UnderSlurm) -> None:
     """A job that has to make room, or whose time is up, stops before one step, and goes on there when it may."""
     script = trial.folder / "script_steps.py"
     script.write_text(PRELUDE + FOREVER.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"'))
-    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
     for what, asked in (("preempted", ""), ("its time was up", "--time=2")):
         shared, events = trial.folder / what, trial.folder / f"events, {what}"
         shared.mkdir()
@@ -266,7 +264,7 @@ def stopped_and_requeued(trial: UnderSlurm) -> None:
         with trial.started(*options, *more, script, SHARED=str(shared)) as process:
             wait_until(lambda: stepped() == 1, seconds=SECONDS)
             begun = time.monotonic()
-            assert asked or command(trial.found, *urgent).strip().isdigit()
+            assert asked or command(trial.found, *URGENT).strip().isdigit()
             wait_until(lambda: stepped() == 2, seconds=SECONDS)
             again = time.monotonic() - begun
             (shared / "enough").touch()
@@ -284,8 +282,7 @@ def stopped_and_requeued(trial: UnderSlurm) -> None:
 
 def a_training_makes_room(trial: UnderSlurm) -> None:
     """A training that has to make room comes to what one on one host does."""
-    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
-    interrupted(trial, "preempted", does=urgent)
+    interrupted(trial, "preempted", does=URGENT)
 
 
 def a_training_out_of_time(trial: UnderSlurm) -> None:

@@ -1,9 +1,12 @@
 """The benchmark of one replica, without processes of its own: its figures, its table, and what is refused."""
 
+import sys
+
 import pytest
 
+from benchmarks.peer_environment import quietly
 from benchmarks.steps.lone_replica_race import ARMS, LoneReplicaBench, LoneReplicaReport, Table
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, TfdistError
 
 
 def report() -> LoneReplicaReport:
@@ -35,3 +38,9 @@ def test_the_table_has_a_row_for_each_arm(monkeypatch: pytest.MonkeyPatch) -> No
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         LoneReplicaBench(**options)
+
+
+def test_a_turn_that_fails_is_an_error() -> None:
+    assert quietly([sys.executable, "-c", "print(3)"]) == "3\n"
+    with pytest.raises(TfdistError):
+        quietly([sys.executable, "-c", "raise SystemExit('no data')"])

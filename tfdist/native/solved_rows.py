@@ -146,7 +146,7 @@ def _unsolved(row: int, columns: np.ndarray, width: int) -> ConfigError:
         why = f"row {row} has an entry in column {column}, and the factors have rows 0 to {width - 1}."
         return ConfigError(why, name="columns", received=column)
     return ConfigError(
-        f"the system of row {row} is not positive definite. Add more to the diagonal of shared (the regularisation), "
+        f"the system of row {row} is not positive definite. Add more to the diagonal of shared (the regularization), "
         "pass weights of at least 0, or use float64.",
         name="shared",
         received=row,

@@ -126,8 +126,8 @@ class TrainState:
         for (name, rate), given, before in zip(_learning_rates(self._model), self._given, former, strict=False):
             if (restored := float(rate.numpy())) != given != before:
                 _logger.warning(
-                    "The learning rate of %s is given as %g, and was given as %g when the training of the backup "
-                    "began. Training continues with that of the backup, %g. For another from the next epoch on, pass "
+                    "The script gives %s the learning rate %g, and gave it %g when the training of the backup began. "
+                    "Training continues with that of the backup, %g. To use another one from the next epoch on, pass "
                     "keras.callbacks.LearningRateScheduler(lambda epoch, rate: %g), or begin anew in another "
                     "backup_dir.",
                     *(name, given, before, restored, given),

@@ -82,7 +82,7 @@ def _alerts(found: Snapshot) -> Metric:
     alerts = CounterMetricFamily("tfdist_alerts", "Alerts that were raised", labels=("job", "alert", "rank"))
     told = (event for event in found.events if event.get("event") == "alert")
     ranks = ["", *(str(one.worker) for one in found.workers)]
-    # a rise from nothing to 1 is none for Prometheus
+    # for Prometheus, a series that begins at 1 has not increased
     count = Counter({(kind.value, rank): 0 for kind in Kind for rank in ranks})
     count.update((str(one.get("alert")), "" if one.get("worker") is None else str(one["worker"])) for one in told)
     for (alert, rank), number in sorted(count.items()):

@@ -160,7 +160,7 @@ class Process:
     def _done(self) -> dict[str, float]:
         times = self._process.cpu_times()
         done: dict[str, float] = {"cpu": times.user + times.system}
-        with contextlib.suppress(NotImplementedError):  # gVisor tells none
+        with contextlib.suppress(NotImplementedError):  # gVisor does not count them
             done["preemptions_per_second"] = self._process.num_ctx_switches().involuntary
         with contextlib.suppress(psutil.AccessDenied):  # another user's
             disk = self._process.io_counters()

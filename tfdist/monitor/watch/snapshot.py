@@ -58,9 +58,10 @@ class Snapshot:
     events: tuple[Mapping[str, Any], ...] = ()  # the newest last, as the event file has them
 
     def as_json(self) -> dict[str, Any]:
-        """Return the snapshot for JSON; a loss or norm that is not finite is null."""
+        """Return the snapshot for JSON; a loss or norm that is not finite is null, and a text has the loss anyway."""
         made = asdict(self)
-        for one in made["workers"]:
+        for one, view in zip(made["workers"], self.workers, strict=True):
+            one["loss_text"] = view.cells["loss"]
             one |= {name: None for name in ("loss", "gradient_norm") if not math.isfinite(one[name] or 0.0)}
             one["gpus"] = gpus(one["resources"])
         made["events"] = [{**event, "sentence": sentence(event)} for event in self.events]
