@@ -249,7 +249,8 @@ def with_rounding(schema: Any) -> Schema | None:
 def as_array(value: Any) -> NDArray[Any]:
     """Return a value as an array: of objects where NumPy would make of integers floats that do not equal them."""
     array = np.asarray(value)
-    if array.dtype == np.float64 and isinstance(value, (list, tuple)) and set(map(type, value)) != {float}:
+    # smaller integers are exact, and objects take 50 times as long
+    if array.dtype == np.float64 and isinstance(value, (list, tuple)) and (np.abs(array) >= 2**53).any():
         exact = np.array(value, object)
         return exact if ((exact != array) & ~np.isnan(array)).any() else array
     return array
