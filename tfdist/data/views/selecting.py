@@ -158,10 +158,20 @@ def _holds(name: str, condition: Condition, values: NDArray[Any]) -> NDArray[np.
     if isinstance(condition, (str, bytes)) or not isinstance(condition, Collection):
         required = "a set of values, or a function from an array of values to booleans."
         raise validation.mismatch(f"the condition of {name!r}", condition, required, kind=ConfigTypeError)
-    # one by one, as Python compares them: NumPy would make floats of int64 and uint64 together
     given = condition.ravel().tolist() if isinstance(condition, np.ndarray) else condition
     wanted = frozenset(one.encode() if isinstance(one, str) else one for one in given)
-    return np.fromiter((value in wanted for value in values.tolist()), bool, len(values))
+    if values.dtype == object:
+        return np.fromiter((value in wanted for value in values), bool, len(values))
+    # of one dtype: NumPy would make floats of int64 and uint64 together
+    return np.isin(values, np.array([one for one in wanted if _is_of(values.dtype, one)], values.dtype))
+
+
+def _is_of(dtype: np.dtype[Any], value: Any) -> bool:
+    try:
+        with np.errstate(over="ignore"):
+            return bool(dtype.type(value).item() == value)
+    except (OverflowError, TypeError, ValueError):
+        return False
 
 
 def _bounds(parts: Mapping[str, float], part: Any) -> tuple[float, float]:
