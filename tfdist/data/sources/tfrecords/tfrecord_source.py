@@ -316,8 +316,8 @@ def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
     seen = Seen()
     chosen = paths if most is None else paths[:: -(-len(paths) // _SAMPLED_FILES)]
     rest = sorted(set(paths).difference(chosen))
-    for path in [*chosen, *rest]:
-        if path in rest and seen.count:  # those that were to tell it have records
+    for number, path in enumerate([*chosen, *rest]):
+        if number >= len(chosen) and seen.count:  # those that were to tell it have records
             break
         for index, payload in enumerate(islice(_payloads(path), None if most is None else -(-most // len(chosen)))):
             inference.need_one_example(payload, f"record {index} of {path}")
