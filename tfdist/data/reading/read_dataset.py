@@ -490,7 +490,7 @@ def position_of(pipeline: Pipeline, state: Any, *, is_newest: bool = False) -> P
                 received="newest",
             )
         return found
-    if identity != pipeline.identity:
+    if identity.digest != pipeline.identity.digest:
         _logger.info(
             "%s: continues with the %d examples of the saved state, not with the %d that are there now.",
             *(pipeline.examples.url, identity.examples, pipeline.identity.examples),
