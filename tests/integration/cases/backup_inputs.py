@@ -174,5 +174,20 @@ def another_fit(folder):
     assert model.fit(X, Y, epochs=2, verbose=0).epoch == [0, 1]
 
 
+def another_batch(folder):
+    """The rest of an epoch, of which 8 examples of 12 were trained on, is as many examples in batches of any size."""
+    write({"x": X, "y": Y}, folder / "data", processes=1)
+    for size, steps in ((1, [*range(8, 12), *range(12)]), (6, [1, 0, 1]), (5, [2, 0, 1, 2])):
+        backup, seen = BackupAndRestore(folder / str(size), save_freq=1, asynchronous=False), []
+        inputs = read(folder / "data", global_batch_size=4, label="y")
+        try:
+            model_of().fit(inputs, epochs=2, verbose=0, callbacks=[backup, Interrupt(0, 2)])
+        except KeyboardInterrupt:
+            inputs = read(folder / "data", global_batch_size=size, label="y")
+        count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, seen=seen: seen.append(batch))
+        model_of().fit(inputs, epochs=2, verbose=0, callbacks=[backup, count])
+        assert (seen, inputs.epoch) == (steps, 2), size
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](Path(sys.argv[2]))

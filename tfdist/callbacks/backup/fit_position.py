@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tfdist.callbacks.backup.input_randomness import InputRandomness
 from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import replayed_input
+from tfdist.compat.keras import keras_trainer, replayed_input
 from tfdist.compat.keras.epochs import Fit
 from tfdist.compat.tensorflow import tf_data
 from tfdist.errors import ConfigError
@@ -126,8 +126,12 @@ class Input:
         if self._reading is not None and state["reading"] is not None:
             self._reading.seek(state["reading"])
             if (step or taken) and not is_over:
-                consumed = state["reading"]["consumed"] == state["reading"]["examples"]
-                keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=consumed)
+                has_ended = self._reading.state(batches=0)["epoch"] != state["reading"]["epoch"]
+                batches = keras_trainer.batches_of(self._fit.epoch_iterator)
+                if batches and state["global_batch"] != self.global_batch:  # as many examples are other batches
+                    taken = max(0, batches - (0 if has_ended else self._reading.steps))
+                    step = step if self._fit.epoch_iterator.steps_per_epoch else taken
+                keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=has_ended)
             return
         step = self._step_of(state)
         epochs = epoch - self._fit.initial_epoch
