@@ -193,7 +193,7 @@ class Writer:
             self.last_error = error
             if error.errno not in self._said:
                 self._said.add(error.errno)
-                left = "there is none yet" if self.written is None else f"that of step {self.written} stays"
+                left = "earlier ones stay" if self.written is None else f"that of step {self.written} stays"
                 self._warn(
                     f"The checkpoint of step {step} could not be saved ({left}); training continues, and the next save "
                     f"is tried. {error}"
