@@ -41,7 +41,7 @@ from tfdist.storage.files import (
 )
 
 LOCK_NAME = ".lock"
-LOCK_SECONDS = 600.0
+LOCK_SECONDS = 6 * 3600.0  # writing many examples takes hours, and a lock ends with its process
 _SILENT_SECONDS = 1.0  # a longer wait is reported
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 64 << 10  # for small arrays; larger pieces are written from where they are

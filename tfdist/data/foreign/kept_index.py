@@ -25,7 +25,6 @@ _VERSION = 1
 _END_BYTES = 4096  # of each file, which tell it from another of its size and time
 _SMALL = 4 << 20  # bytes: passing over them again takes milliseconds
 _STEP = 1 << 18  # numbers that are copied at a time
-_WAIT_SECONDS = 6 * 3600.0  # for another process that passes over the same files
 
 Arrays = dict[str, NDArray[Any]]
 _log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def _made(places: Sequence[LocalStorage], identity: list[Any], find: Callable[[]
     reason: Exception | None = None
     for place in places:
         try:
-            with place.lock(timeout_seconds=_WAIT_SECONDS):
+            with place.lock():
                 if (by_another := _stored(place, identity)) is not None:
                     return by_another
                 found = found or [find()]

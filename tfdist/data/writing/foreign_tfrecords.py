@@ -34,7 +34,6 @@ from tfdist.storage.local_storage import LocalStorage
 _FOLDER = "tfrecords"
 _ABOUT = "files.json"  # the files of the manifest next to it; written last
 _COPY = "records"  # a folder with what compressed files hold
-_WAIT_SECONDS = 6 * 3600.0  # for another process that looks at every record
 NAMED = re.compile(r"tfrec(ord)?s?\b|tfrecords?[-_.]", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 _PART = re.compile(r"[-_.]?\d+-of-\d+")
@@ -219,7 +218,7 @@ def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Stora
     notes = _notes(found.key)
     if wanted is None and _is_of(notes, found):
         return _place(found, notes, asked)
-    with notes.lock(timeout_seconds=_WAIT_SECONDS):
+    with notes.lock():
         if wanted is None and _is_of(notes, found):  # another process has made it
             return _place(found, notes, asked)
         about = wanted or _about(notes)
