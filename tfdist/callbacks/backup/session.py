@@ -87,8 +87,9 @@ class BackupSession(keras.callbacks.Callback):
             finish_saves(store.url)  # of a fit that was interrupted in this process
         self._memory = None if memory is None else Memory(memory, self._together)
         self._writer = Writer(
-            disk, warn=_logger.warning, on_written=_tell_the_agent if self._workers.is_chief else lambda step: None
+            disk, warn=_logger.warning, on_written=self._tell_the_agent if self._workers.is_chief else lambda _: None
         )
+        self._steps_of: dict[int, int] = {}  # by the number of a state
         self._save_freq = save_freq
         self._asynchronous = asynchronous
         self._delete = delete
@@ -375,6 +376,7 @@ class BackupSession(keras.callbacks.Callback):
                 self._writer.wait()
             if is_last or self._together.may_submit(self._writer):
                 number, arrays, state, part, _ = taken
+                self._steps_of[number] = state.get("steps", 0)
                 self._together.submit(self._writer, number, arrays, state, part, is_shared=self._is_shared)
             if is_last or not self._asynchronous:
                 self._writer.wait()
@@ -400,11 +402,10 @@ class BackupSession(keras.callbacks.Callback):
         arrays = {name: array for name, array in found.arrays.items() if name not in elsewhere}
         return _Taken(state["steps"] + state["epochs"], arrays, state, part, 0.0)
 
-
-def _tell_the_agent(number: int) -> None:
-    reporter = step_clock().reporter
-    if reporter is not None:
-        reporter.saved(number)
+    def _tell_the_agent(self, number: int) -> None:
+        reporter, steps = step_clock().reporter, self._steps_of[number]
+        if reporter is not None:
+            reporter.saved(steps)
 
 
 class _First(keras.callbacks.Callback):
