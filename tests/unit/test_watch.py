@@ -62,7 +62,7 @@ def job(tmp_path: Path) -> Iterator[Path]:
         reporters.append(reporter)
     file = EventFile(str(tmp_path / "events"), JOB, copy=str(event_copy(folder)))
     file.write("started", start=0, workers=2, pids=[1, 2])
-    file.write("failed", start=0, worker=1, text="killed by SIGKILL (signal 9)")
+    file.write("failed", start=0, worker=1, text="worker 1 failed: killed by SIGKILL (signal 9)")
     file.write("model", start=1, flops_per_step=1e9, peak_flops=1e12)
     file.write("alert", start=1, alert="straggler", worker=1, text="worker 1 is slow")
     file.close()
@@ -357,7 +357,7 @@ def test_the_page_asks_for_nothing_from_elsewhere(page: Page) -> None:
 def test_what_the_page_is_told(page: Page) -> None:
     status, _, body = got(page, "/snapshot")
     told = json.loads(body)
-    assert (status, told["job"], told["events"][1]["sentence"][:15]) == (200, JOB, "worker 1 failed")
+    assert (status, told["job"], told["events"][1]["sentence"][:23]) == (200, JOB, "worker 1 failed: killed")
     assert got(page, "/else")[0] == 404
     before = json.loads(got(page, "/history")[2])
     assert [len(before[name]) for name in ("rate", "loss", "parts")] == [POINTS] * 3

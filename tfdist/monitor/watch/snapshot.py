@@ -86,7 +86,8 @@ def sentence(event: Mapping[str, Any]) -> str:
     kind = event.get("event")
     if kind == "failed":
         who = event.get("task") or ("the workers" if event.get("worker") is None else f"worker {event['worker']}")
-        return f"{who} failed: {event.get('text', '')}"
+        text = str(event.get("text", ""))
+        return text if text.startswith(who) else f"{who} failed: {text}"
     if kind == "stepping":
         lost = f", {event['lost']} steps repeated" if event.get("lost") else ""
         after = f" {event['seconds']:.1f} s later" if event.get("seconds") else ""
