@@ -148,6 +148,8 @@ def test_a_worker_is_followed_over_several_looks() -> None:
     assert followed.ended - followed.began > 3 * (alone.ended - alone.began)
     assert followed.seconds - followed.others == pytest.approx(0.008, rel=0.2)
     assert 0.2 < followed.waited < 0.4
+    (apart,) = looks((0, 100), (150, 300))  # what nobody has looked at is taken to be like the rest
+    assert (apart.first, apart.steps, apart.began) == (alone.first, 300 - alone.first, alone.began)
     assert not looks((0, 100), (100, 200), until=150), "it is over"
     assert not looks()
 
