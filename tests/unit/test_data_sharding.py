@@ -49,6 +49,7 @@ def test_another_batch_size_goes_on_behind_what_was_consumed(
     examples: int, first: int, second: int, steps: int
 ) -> None:
     before = Batches(examples, first)
+    assert before.consumed(before.steps) == examples, "padding is not consumed"
     steps = min(steps, before.steps)
     after = Batches(examples, second, start=before.consumed(steps))
     rest = [row for step in range(after.steps) for row in range(*after.bounds(step)) if row < examples]
@@ -78,6 +79,7 @@ def test_a_state_at_the_end_of_an_epoch_is_the_next_one() -> None:
         ({"version": 99}, ConfigError, "state"),
         ({"consumed": 104}, ConfigError, "consumed of the state"),
         ({"consumed": -1}, ConfigError, "consumed of the state"),
+        ({"epoch": -1}, ConfigError, "epoch of the state"),
         ({"epoch": True}, ConfigTypeError, "epoch of the state"),
         ({"epoch": "1"}, ConfigTypeError, "epoch of the state"),
     ],

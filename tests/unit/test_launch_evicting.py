@@ -82,10 +82,13 @@ def test_what_is_done(one: dict[str, Any], has: dict[str, Any], before: Eviction
 
 def test_it_must_have_been_slow_for_twice_as_long_each_time() -> None:
     waits = [
-        [is_due(slow(ended=5.0 + seconds), Evictions(count=count), patience_seconds=10.0) for seconds in (9, 19, 39)]
+        [
+            is_due(slow(ended=5.0 + seconds), Evictions(count=count), patience_seconds=10.0)
+            for seconds in (9, 19, 21, 39, 41)
+        ]
         for count in range(3)
     ]
-    assert waits == [[False, True, True], [False, False, True], [False] * 3]
+    assert waits == [[False] + 4 * [True], 2 * [False] + 3 * [True], 4 * [False] + [True]]
 
 
 def test_the_places_of_those_that_were_replaced_move_up() -> None:
@@ -148,6 +151,8 @@ def test_a_worker_is_followed_over_several_looks() -> None:
     assert followed.ended - followed.began > 3 * (alone.ended - alone.began)
     assert followed.seconds - followed.others == pytest.approx(0.008, rel=0.2)
     assert 0.2 < followed.waited < 0.4
+    (apart,) = looks((0, 100), (150, 300))  # what nobody has looked at is taken to be like the rest
+    assert (apart.first, apart.steps, apart.began) == (alone.first, 300 - alone.first, alone.began)
     assert not looks((0, 100), (100, 200), until=150), "it is over"
     assert not looks()
 
@@ -193,6 +198,7 @@ def test_all_stop_before_the_same_step(is_replaced: bool, left: int) -> None:
         (looked(), Recorded(worker=0)),
         (looked(), Asked(workers=2)),
         (looked(), Asked(workers=2), looked()),
+        (looked(), Evict(worker=2, is_replaced=True, text="worker 2 is slow")),
     ],
 )
 def test_nobody_is_evicted_while_something_else_happens(before: tuple[Any, ...]) -> None:
