@@ -315,7 +315,7 @@ def test_a_worker_that_waits_in_vain_is_told(forking: Forks) -> None:
 
 @under_two  # what the others' collectives are called is what the first one's are
 def test_several_strategies_in_a_process(pool: WorkerPool) -> None:
-    assert call(pool, "several_strategies") == [[True] * 4] * 2
+    assert call(pool, "several_strategies") == [[[True] * 4, True]] * 2
 
 
 KILLED_AT_STEP_3 = """

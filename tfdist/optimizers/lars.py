@@ -18,6 +18,8 @@ _logger = logging.getLogger("tfdist")
 # cells and of normalization over several axes are not.
 _NOT_ADAPTED_NAMES = ("bias", "gamma", "beta", "scale")
 _SHOWN = 6
+# such as "(?i)", which Python takes at the beginning of a pattern alone
+_FLAGS = re.compile(r"(?:\(\?[a-zA-Z]+\))*")
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -162,7 +164,7 @@ class LARS(keras.optimizers.Optimizer):
                     "inside %s. To exclude that, pass %r.",
                     pattern,
                     inside,
-                    f".*{pattern}.*",
+                    _between(".*", pattern, ".*"),
                 )
 
     def _ratio(self, gradient: Any, variable: keras.Variable) -> Any:
@@ -199,11 +201,21 @@ def _compiled(exclude: Any) -> list[re.Pattern[str]]:
     for pattern in exclude:
         try:
             re.compile(pattern)  # by itself: the brackets below must not complete it
-            patterns.append(re.compile(f"(?:^|/)(?:{pattern})(?:/|$)"))
+            patterns.append(re.compile(_between("(?:^|/)(?:", pattern, ")(?:/|$)")))
         except re.error as error:
             raise ConfigError(
-                f"exclude has {pattern!r}, which is not a regular expression ({error}). Write a "
-                "backslash before a sign "
-                "that is meant as it is: re.escape() does that."
+                f"exclude has {pattern!r}, which is not a regular expression ({error}). Write a backslash before a "
+                "sign that is meant as it is: re.escape() does that."
             ) from None
     return patterns
+
+
+def _between(before: str, pattern: str, after: str) -> str:
+    """Return a pattern with something before and after it, except before its flags.
+
+    Example:
+        >>> _between(".*", "(?i)bias", ".*")
+        '(?i).*bias.*'
+    """
+    rest = _FLAGS.sub("", pattern, count=1)
+    return f"{pattern.removesuffix(rest)}{before}{rest}{after}"

@@ -1,8 +1,10 @@
 """Cases of multi-worker training: each runs in every worker at once and returns JSON values."""
 
 import contextlib
+import gc
 import logging
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -322,8 +324,15 @@ def carrier() -> str:
     return type(STRATEGY.workers.collective).__name__
 
 
-def several_strategies() -> list[bool]:
-    """A second strategy over the workers and one within each worker, models of different sizes, in turns."""
+def several_strategies() -> tuple[list[bool], bool]:
+    """Return whether losses are finite, and whether the collective of the second strategy is freed afterwards."""
+    finite, collective = _in_turns()
+    gc.collect()
+    return finite, collective() is None
+
+
+def _in_turns() -> tuple[list[bool], "weakref.ref[Any]"]:
+    """Train under a second strategy over the workers and one within each worker, models of different sizes."""
     finite = []
     second = tfdist.strategies.create(os.environ["TFDIST_STRATEGY"], replicas_per_worker=1)
     local = tfdist.strategies.MirroredStrategy(["CPU:0"])
@@ -332,7 +341,7 @@ def several_strategies() -> list[bool]:
             network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dense(1)])
             network.compile("sgd", "mse")
         finite.append(bool(np.isfinite(network.fit(X, Y, verbose=0).history["loss"]).all()))
-    return finite
+    return finite, weakref.ref(second.workers.collective)
 
 
 def numbers() -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +26,7 @@ class Watchdog:
     """A watchdog that ends a wait of too long by ending this process's collectives; one thread for a strategy's waits.
 
     TensorFlow notices dead workers, not live ones that do something else. Its own timeout starts a thread per
-    collective.
+    collective. The thread ends with the strategy, which it does not keep alive.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Watchdog:
             self._since, self._what = time.monotonic(), what
             self._deadline = self._since + self._timeout
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="tfdist-watchdog", daemon=True)
+                pause, own = min(_LOOK_SECONDS, self._timeout / 4), weakref.ref(self)
+                self._thread = threading.Thread(target=_watch, args=(own, pause), name="tfdist-watchdog", daemon=True)
                 self._thread.start()
         try:
             yield
@@ -81,30 +83,38 @@ class Watchdog:
                 self._since = time.monotonic()
                 self._deadline = self._since + self._timeout
 
-    def _watch(self) -> None:
-        note = WaitNote.from_environment()
-        while not self._expired:
-            time.sleep(min(_LOOK_SECONDS, self._timeout / 4))
-            note.tell(self._long_wait())
-            with self._lock:
-                late = self._deadline is not None and time.monotonic() > self._deadline
-                if late:
-                    who = "" if self._waits_for is None else self._waits_for()
-                    self._expired = (
-                        f"this worker has waited {self._timeout:g} s in {self._what} for the others"
-                        f"{f' ({who})' if who else ''}. Every worker must "
-                        "call fit, evaluate and predict alike; see in the others' output what they do. If steps take "
-                        "that long, pass a larger timeout_seconds to the strategy."
-                    )
+    def look(self) -> bool:
+        """End the wait if it has taken too long; return whether that happened."""
+        with self._lock:
+            late = self._deadline is not None and time.monotonic() > self._deadline
             if late:
-                self._abort(self._expired)
+                who = "" if self._waits_for is None else self._waits_for()
+                self._expired = (
+                    f"this worker has waited {self._timeout:g} s in {self._what} for the others"
+                    f"{f' ({who})' if who else ''}. Every worker must "
+                    "call fit, evaluate and predict alike; see in the others' output what they do. If steps take "
+                    "that long, pass a larger timeout_seconds to the strategy."
+                )
+        if late:
+            self._abort(self._expired)
+        return late
 
-    def _long_wait(self) -> str:
+    def long_wait(self) -> str:
         """Describe a wait of this worker that is longer than a look, if the backend knows what it waits for."""
         with self._lock:
             if self._waits_for is None or self._deadline is None or time.monotonic() - self._since <= _LOOK_SECONDS:
                 return ""
             return self._waits_for()
+
+
+def _watch(of: "weakref.ref[Watchdog]", pause: float) -> None:
+    note, is_over = WaitNote.from_environment(), False
+    while not is_over:
+        time.sleep(pause)
+        watchdog = of()
+        note.tell("" if watchdog is None else watchdog.long_wait())
+        is_over = watchdog is None or watchdog.look()
+        del watchdog
 
 
 class Workers:

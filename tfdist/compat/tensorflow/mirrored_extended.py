@@ -11,6 +11,7 @@ Private names, read in TensorFlow 2.21.0:
 - `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
   `_collective_key_base`, `_initialize_local_devices`: see the methods
 - `get_update_replica_id`, `SyncOnReadVariable.assign`: tell who assigns, and read back what was assigned
+- `record.could_possibly_record`: tells whether a tape could ask for a gradient
 - `autograph_artifact`: exempts a method from conversion; the public `do_not_convert` would exempt the function given to
   `Strategy.run` too
 """
@@ -33,7 +34,7 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 
 from tfdist.compat.keras import keras_frames, keras_variables, layer_methods, sharded_optimizer
 from tfdist.compat.keras import optimizer as keras_optimizer
@@ -360,10 +361,13 @@ def replica_index() -> int:
     return int(replica_context._replica_id_in_sync_group)
 
 
-def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[Any]]:
-    """Return a function that reduces a list of values over replicas, without a gradient."""
+def all_reduce_of(replica_context: Any, *, is_differentiable: bool) -> Callable[[Any, list[Any], Any], list[Any]]:
+    """Return a function that reduces a list of values over replicas; with a gradient only if a tape could ask for it.
+
+    TensorFlow registers the gradient for as long as the process lives, and with it the graph and the strategy.
+    """
     extended = replica_context.strategy.extended
-    if extended._use_merge_call():
+    if extended._use_merge_call() or (is_differentiable and record.could_possibly_record()):
         return replica_contexts.own_all_reduce(replica_context)
     return extended._replica_ctx_all_reduce
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdist.collectives.collective import with_rows
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.compat.tensorflow.steps.replica_contexts import ValueOptions
 
 
@@ -26,8 +25,7 @@ def sum_over_replicas(
     is_alone = tf_strategies.replicas_here() == 1
     if is_alone and not any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):  # whose rows are added up
         return list(tensors)
-    all_reduce_of = replica_contexts.own_all_reduce if is_differentiable else tf_strategies.all_reduce_of
-    reduce = all_reduce_of(tf.distribute.get_replica_context())
+    reduce = tf_strategies.all_reduce_of(tf.distribute.get_replica_context(), is_differentiable=is_differentiable)
     names = list(labels) or [""] * len(tensors)
     groups: dict[Any, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
