@@ -78,7 +78,7 @@ class RecordingBench(Suite):
             for arm in ARMS:
                 told(f"{arm}, {turn(0, self.rounds)}")
                 lane.call(f"{_WORKERS}:prepare", arm=arm, steps=self.warm_up_steps, **what)
-            lane.call(f"{_WORKERS}:prepare_graphs", model=self.model)
+            lane.call(f"{_WORKERS}:prepare_graphs", strategy=self.strategy, model=self.model)
             for number, order in rounds(ARMS, self.rounds, order=both_ways):
                 for arm in order:
                     told(f"{arm}, {turn(number, self.rounds)}")

@@ -75,18 +75,20 @@ class Graphs:
     """Functions that stamp the gradients of a model: none, all stamps, and the norm of the gradient as well.
 
     Args:
+        strategy: whose steps are recorded.
         model: a name from `MODELS`, whose weights define the number and sizes of gradients.
         reductions: the number of stamped reductions in a step of this model.
 
     Example:
-        >>> Graphs("small", reductions=1).added()                                        # doctest: +SKIP
+        >>> Graphs("multi-worker", "small", reductions=1).added()                        # doctest: +SKIP
         {'stamps': 2.1e-05, 'everything': 4.2e-05}
     """
 
-    def __init__(self, model: str, *, reductions: int) -> None:
+    def __init__(self, strategy: str, model: str, *, reductions: int) -> None:
         shapes = [tuple(weight.shape) for weight in MODELS[model].build().trainable_variables]
         gradients = [tf.random.stateless_normal(shape, (number, 1)) for number, shape in enumerate(shapes)]
-        rows = new_rows()
+        with workloads.of_tfdist(strategy).scope():
+            rows = new_rows()
         self._calls: Mapping[str, Callable[[], Any]] = {
             "nothing": _function(gradients, reductions, None, has_norm=False),
             "stamps": _function(gradients, reductions, rows, has_norm=False),
@@ -174,11 +176,11 @@ def measure(arm: str, steps: int) -> dict[str, float]:
         }
 
 
-def prepare_graphs(model: str) -> None:
+def prepare_graphs(strategy: str, model: str) -> None:
     """Trace functions that have only the stamps of a model's step, which was recorded before."""
     one = _recorders["everything"]
     one.flush()
-    _graphs[:] = [Graphs(model, reductions=int(row_ring.read(one.path)[-1, Column.REDUCTIONS]))]
+    _graphs[:] = [Graphs(strategy, model, reductions=int(row_ring.read(one.path)[-1, Column.REDUCTIONS]))]
 
 
 def measure_graphs() -> dict[str, float]:

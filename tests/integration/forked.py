@@ -68,6 +68,7 @@ class Tasks:
     """The part of `subprocess` that a chief needs to start its own tasks; it forks them."""
 
     DEVNULL = subprocess.DEVNULL
+    TimeoutExpired = subprocess.TimeoutExpired
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server

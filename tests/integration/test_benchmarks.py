@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.jobs import recovery_jobs
+from benchmarks.shares.shares_race import ALIKE, UNLIKE
 from tests.integration.forks import Forks, Jobs
 
 pytestmark = pytest.mark.release
@@ -157,11 +158,11 @@ def test_shares_are_measured_beside_equal_and_ideal_ones(forking: Forks, tmp_pat
     out = measured(
         forking,
         *("shares", "--batch-size", "32", "--steps", "2", "--settle", "1", "--every", "1", "--rounds", "2"),
-        *("--json", str(tmp_path / "report.json")),
+        *("--rounds-alike", "2", "--json", str(tmp_path / "report.json")),
     )
     report = json.loads((tmp_path / "report.json").read_text())
-    for part, arms in {"alike": ["equal", "balanced"], "unlike": ["equal", "ideal", "balanced"]}.items():
-        assert list(report[part]) == arms
+    for part, arms in {"alike": ALIKE, "unlike": UNLIKE}.items():
+        assert list(report[part]) == list(arms)
         for arm, trainings in report[part].items():
             assert [one["seconds"] > 0 for one in trainings] == [True] * 2
             assert all((one["callback"] > 0) == (arm == "balanced") for one in trainings)
