@@ -1,6 +1,7 @@
 """The profile of a model: time and bytes of each layer, in a JSON file. Loads no TensorFlow."""
 
 import dataclasses
+import functools
 import json
 import os
 import statistics
@@ -153,7 +154,7 @@ class Profile:
         """
         return self if devices > 1 or self.alone is None else self.alone
 
-    @property
+    @functools.cached_property
     def parameter_bytes(self) -> int:
         """The size of all trainable weights in bytes."""
         return sum(one.parameter_bytes for one in self.layers)

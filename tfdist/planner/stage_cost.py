@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from tfdist import validation
 from tfdist.planner.bucket_filling import BUCKET_BYTES, filled_bytes
@@ -87,13 +88,16 @@ def seconds_of(given: Sequence[Costs], choices: Sequence[bool]) -> float:
     return total + (0.0 if open_ is None else open_.leaving)
 
 
-def least(given: Sequence[Costs]) -> tuple[bool, ...]:
-    """Choose the layers to cut for the least time, by dynamic programming; ties go to the fewest and last layers.
+def least(given: Sequence[Costs]) -> list[tuple[bool, ...]]:
+    """Choose the layers to cut for the least time, for a stage of the first layer, of the first two, and so on.
+
+    It is dynamic programming; ties go to the fewest and last layers.
 
     Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. HyPar
         minimizes bytes for halves of the devices; computing counts here as well.
     """
     best: dict[bool, tuple[float, int, tuple[bool, ...], Costs | None]] = {False: (0.0, 0, (), None)}
+    found = []
     for one in given:
         now: dict[bool, tuple[float, int, tuple[bool, ...], Costs | None]] = {}
         for total, count, chosen, open_ in best.values():
@@ -104,10 +108,20 @@ def least(given: Sequence[Costs]) -> tuple[bool, ...]:
                 if is_open not in now or reached[:3] < now[is_open][:3]:
                     now[is_open] = reached
         best = now
-    ends = [
-        (total + (0.0 if left is None else left.leaving), count, chosen) for total, count, chosen, left in best.values()
-    ]
-    return min(ends)[2]
+        ends = [
+            (total + (0.0 if left is None else left.leaving), count, chosen)
+            for total, count, chosen, left in best.values()
+        ]
+        found.append(min(ends)[2])
+    return found
+
+
+class _Laid(NamedTuple):
+    """The layers of a stage that are in parts, the seconds of a micro-batch, and the bytes of weights on a device."""
+
+    in_parts: tuple[bool, ...]
+    seconds: float
+    held_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,20 +234,28 @@ class Setting:
         return _sums([sum(pair) for pair in self._alone.seconds(self.microbatch)])
 
     @cached_property
-    def _chosen(self) -> dict[Stage, tuple[tuple[bool, ...], float]]:
+    def _laid_from(self) -> dict[tuple[int, int], list[_Laid]]:
+        """Stages by their kind and first layer; in each list by their number of layers, from 1 on."""
         return {}
 
     def in_parts(self, stage: Stage) -> tuple[bool, ...]:
         """Return whether the weights of each layer of a stage are in parts."""
-        return self._laid(stage)[0]
+        return self._laid(stage).in_parts
 
-    def _laid(self, stage: Stage) -> tuple[tuple[bool, ...], float]:
-        """Return the layers of a stage that are in parts, and the seconds of a micro-batch."""
-        if stage not in self._chosen:
-            given = self._costs[stage.kind][stage.begin : stage.end]
-            chosen = tuple(one.part is not None for one in given) if self.saves_memory else least(given)
-            self._chosen[stage] = chosen, seconds_of(given, chosen)
-        return self._chosen[stage]
+    def _laid(self, stage: Stage) -> _Laid:
+        place = stage.kind, stage.begin
+        if place not in self._laid_from:
+            given, layers = self._costs[stage.kind][stage.begin :], self.profile.layers[stage.begin :]
+            cut = tuple(one.part is not None for one in given)
+            choices = [cut[:count] for count in range(1, len(cut) + 1)] if self.saves_memory else least(given)
+            found = self._laid_from[place] = []
+            for chosen in choices:
+                held = sum(
+                    one.parameter_bytes / (self.parts if in_parts else 1)
+                    for one, in_parts in zip(layers, chosen, strict=False)
+                )
+                found.append(_Laid(chosen, seconds_of(given[: len(chosen)], chosen), held))
+        return self._laid_from[place][stage.end - stage.begin - 1]
 
     @cached_property
     def _costs(self) -> list[list[Costs]]:
@@ -248,8 +270,7 @@ class Setting:
         """Return the bytes of weights that a device of a stage has."""
         if self.parts == 1:
             return self._parameters[stage.end] - self._parameters[stage.begin]
-        layers = zip(self.profile.layers[stage.begin : stage.end], self.in_parts(stage), strict=True)
-        return sum(one.parameter_bytes / (self.parts if in_parts else 1) for one, in_parts in layers)
+        return self._laid(stage).held_bytes
 
     @cached_property
     def _parameters(self) -> list[float]:
@@ -287,7 +308,7 @@ class Setting:
     def compute_seconds(self, stage: Stage) -> float:
         """Return the seconds of a micro-batch on a device, forward and backward."""
         if self.parts > 1:
-            return self._laid(stage)[1]
+            return self._laid(stage).seconds
         forward = self._forward[stage.end] - self._forward[stage.begin]
         backward = self._backward[stage.end] - self._backward[stage.begin]
         return (forward + backward) / self.kinds[stage.kind].speed

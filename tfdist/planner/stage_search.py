@@ -106,11 +106,11 @@ class _Search:
                         end = max(adds.end, one.end)
                         if (self._turns * pace + passing + before + end) * (1 - _ROUNDING) > most:
                             continue
-                        kept = _Kept(pace, passing, end, (stage, *one.stages))
                         if bound is None:
+                            kept = _Kept(pace, passing, end, (stage, *one.stages))
                             front[:] = [min([*front, kept], key=lambda one: (one.pace, _order(one.stages)))]
                         else:
-                            _keep(front, kept)
+                            _keep(front, pace, passing, end, stage, one.stages)
         return {used: front for used, front in found[0].items() if front}
 
 
@@ -164,16 +164,12 @@ def _order(stages: Sequence[Stage]) -> tuple[int, list[tuple[int, int, int]]]:
     return len(stages), [(one.begin, one.kind, one.devices) for one in stages]
 
 
-def _keep(front: list[_Kept], one: _Kept) -> None:
+def _keep(front: list[_Kept], pace: float, passing: float, end: float, stage: Stage, rest: tuple[Stage, ...]) -> None:
     """Add a candidate unless another beats it, and drop those that it beats; of equals, the first in order stays."""
-    for other in front:
-        if other.pace <= one.pace and other.passing <= one.passing and other.end <= one.end:
-            if other[:3] == one[:3] and _order(one.stages) < _order(other.stages):
+    for other in front:  # hardly one in ten candidates gets past it: stages are joined afterwards
+        if other.pace <= pace and other.passing <= passing and other.end <= end:
+            if other[:3] == (pace, passing, end) and _order((stage, *rest)) < _order(other.stages):
                 break
             return
-    front[:] = [
-        other
-        for other in front
-        if not (one.pace <= other.pace and one.passing <= other.passing and one.end <= other.end)
-    ]
-    front.append(one)
+    front[:] = [one for one in front if not (pace <= one.pace and passing <= one.passing and end <= one.end)]
+    front.append(_Kept(pace, passing, end, (stage, *rest)))
