@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -365,7 +366,7 @@ def _refusals(pool: WorkerPool) -> dict[str, list[Any]]:
 
 def test_a_server_that_goes_ends_training_at_once_with_the_cure(forking: Forks) -> None:
     seen = once(forking, "a_server_goes")
-    assert "parameter server 0" in seen["error"]
+    assert re.search(r"parameter server [01] \(", seen["error"])  # threads of a killed one may still hold its port
     assert "BackupAndRestore" in seen["error"]
 
 

@@ -478,7 +478,7 @@ def a_server_goes() -> dict[str, Any]:
 
     def kill() -> None:
         for server in map(psutil.Process, (pid("ps", 0), pid("ps", 1))):
-            server.kill()  # and the next one when this one listens no more: the first that does not is named
+            server.kill()  # and the next one when this one has ended
             wait(lambda ended=server: not ended.is_running() or ended.status() == psutil.STATUS_ZOMBIE)
 
     try:
