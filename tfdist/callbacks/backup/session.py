@@ -89,7 +89,7 @@ class BackupSession(keras.callbacks.Callback):
         self._writer = Writer(
             disk, warn=_logger.warning, on_written=self._tell_the_agent if self._workers.is_chief else lambda _: None
         )
-        self._steps_of: dict[int, int] = {}  # by the number of a state
+        self._steps_of: dict[int, int] = {}  # by the numbers of states that are not all written yet
         self._save_freq = save_freq
         self._asynchronous = asynchronous
         self._delete = delete
@@ -376,7 +376,8 @@ class BackupSession(keras.callbacks.Callback):
                 self._writer.wait()
             if is_last or self._together.may_submit(self._writer):
                 number, arrays, state, part, _ = taken
-                self._steps_of[number] = state.get("steps", 0)
+                left = {one: steps for one, steps in self._steps_of.items() if one >= (self._writer.written or 0)}
+                self._steps_of = {**left, number: state.get("steps", 0)}
                 self._together.submit(self._writer, number, arrays, state, part, is_shared=self._is_shared)
             if is_last or not self._asynchronous:
                 self._writer.wait()
