@@ -112,6 +112,11 @@ def in_words(table: tf.Tensor) -> tuple[tf.Tensor, Restore]:
 _UNSIGNED = {1: tf.uint8, 2: tf.uint16}
 
 
+def has_fractions(dtype: tf.DType) -> bool:
+    """Return whether numbers of a dtype may have fractions, real or complex: they have means and gradients."""
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
 def copyable(tensor: Any) -> tf.Tensor:
     """Return a tensor whose dtype can be copied."""
     tensor = tf.convert_to_tensor(tensor)

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.wire_dtypes import has_fractions
 from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -64,8 +65,7 @@ def in_this_thread() -> contextlib.AbstractContextManager[None]:
 
 
 def has_mean(variable: keras.Variable) -> bool:
-    dtype = tf.as_dtype(variable.dtype)
-    return bool(dtype.is_floating or dtype.is_complex)
+    return has_fractions(tf.as_dtype(variable.dtype))
 
 
 def common_dtype(variables: Sequence[keras.Variable]) -> tf.DType:

@@ -14,15 +14,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives.collective import Collective
+from tfdist.collectives.wire_dtypes import has_fractions
 from tfdist.compat.keras.symbolic import graphs, tensor_attributes
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
 from tfdist.training.replica import current_step
-
-
-def is_differentiable(dtype: tf.DType) -> bool:
-    """Return whether gradients of values of a dtype exist."""
-    return bool(dtype.is_floating or dtype.is_complex)
 
 
 @dataclass(frozen=True)
@@ -295,7 +291,7 @@ def _differentiated(ends: Iterable[Any]) -> set[str]:
     left = [one for one in ends if tf.is_symbolic_tensor(one) and isinstance(one, tf.Tensor)]
     while left:
         one = left.pop()
-        if is_differentiable(one.dtype) and one.name not in found:
+        if has_fractions(one.dtype) and one.name not in found:
             found.add(one.name)
             left += [] if one.op.type in ("StopGradient", "PreventGradient") else one.op.inputs
     return found

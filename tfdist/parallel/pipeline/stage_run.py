@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.wire_dtypes import has_fractions
 from tfdist.compat.keras import keras_trainer, keras_variables, layer_methods, stateless_scope
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
@@ -24,7 +25,7 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains, keep_sharded
 from tfdist.parallel.pipeline.division import Division
-from tfdist.parallel.pipeline.flow import Edge, Flow, Links, is_differentiable
+from tfdist.parallel.pipeline.flow import Edge, Flow, Links
 from tfdist.parallel.pipeline.forward_pass import Given, Made, TracedPass
 from tfdist.parallel.pipeline.micro_batch_updates import Updates
 from tfdist.parallel.pipeline.microbatch import MicroBatch
@@ -222,7 +223,7 @@ class Run:
         if not with_tape:
             return Passed(given, None, compute(given))
         with tf.GradientTape() as tape:
-            tape.watch([one for one in [*given.taken, *given.weights] if is_differentiable(one.dtype)])
+            tape.watch([one for one in [*given.taken, *given.weights] if has_fractions(one.dtype)])
             return Passed(given, tape, compute(given))
 
     def _compute(self, part: int, microbatch: MicroBatch, with_loss: bool, given: Given) -> Made:

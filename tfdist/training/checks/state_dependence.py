@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.collectives.wire_dtypes import has_fractions
 from tfdist.training.replica.judging import Dependence
 
 _PASS = {"Identity", "Cast", "Reshape", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "CheckNumerics"}
@@ -42,7 +43,7 @@ def of(value: tf.Tensor, former: tf.Tensor | None) -> Found:
         return Found("replaced")
     if all(_only_adds(op, places) for op, places in used):
         return Found("added")
-    if all(_is_affine(op, places) for op, places in used) and (value.dtype.is_floating or value.dtype.is_complex):
+    if all(_is_affine(op, places) for op, places in used) and has_fractions(value.dtype):
         return _scaled(value, former)
     return Found("other")
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.wire_dtypes import has_fractions
 from tfdist.compat.keras import keras_trainer, keras_variables, stateless_scope
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras.metrics import metric_weights
@@ -293,7 +294,7 @@ class ToChief:
         if self._rules.get(id(variable)) == "sum":
             change = value - old
             return "average", tf.where(self._current.rows > 0, change, tf.zeros_like(change))
-        if value.dtype.is_floating or value.dtype.is_complex:
+        if has_fractions(value.dtype):
             # Averages over parts, as layers' moving statistics are; what the chief holds is equal on all parts.
             return "average", replica_sums.weighted(value - old, self._current.share)
         if value.dtype.is_integer and not value.dtype.is_unsigned:

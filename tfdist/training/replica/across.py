@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives.wire_dtypes import has_fractions
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
@@ -126,7 +127,7 @@ def _reduced(current: current_step.Step, reduce_op: Any, value: Any, options: An
 
 
 def _total(tensor: tf.Tensor, weight: tf.Tensor, current: current_step.Step) -> tf.Tensor:
-    if tensor.dtype.is_floating or tensor.dtype.is_complex:
+    if has_fractions(tensor.dtype):
         return summed([replica_sums.weighted(tensor, weight)], _REDUCED_BY_USER, current)[0]
     numbers = replica_sums.weighted(tf.cast(tensor, tf.float64), weight)
     (total,) = current.sum_in_the_middle([numbers], what=_REDUCED_BY_USER)
@@ -171,7 +172,7 @@ def _rows(tensor: tf.Tensor, current: current_step.Step) -> tf.Tensor:
         absent = [[0, tf.shape(tensor)[0] - mine], *([[0, 0]] * (len(tensor.shape) - 1))]
         return [tf.ensure_shape(tf.pad(total[first : first + mine], absent), tensor.shape)]
 
-    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+    if not has_fractions(tensor.dtype):
         return gathered([tensor])[0]
     return _exchanged(gathered, own, [tensor], _GATHERED, current)[0]
 

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.wire_dtypes import has_fractions
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.gradients.reduction import replica_sums
@@ -30,8 +31,7 @@ def rule_of(current: current_step.Step, number: int, variable: keras.Variable) -
     if known is not None and known.verdict not in ("neither", "unknown"):
         return known
     # Not known: an average where there is one, as of moving statistics.
-    dtype = tf.as_dtype(variable.dtype)
-    return _MEAN if dtype.is_floating or dtype.is_complex else StateRule("last")
+    return _MEAN if has_fractions(tf.as_dtype(variable.dtype)) else StateRule("last")
 
 
 def adapt(model: keras.Model) -> None:
