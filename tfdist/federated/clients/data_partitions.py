@@ -1,5 +1,6 @@
 """The division of arrays among simulated clients: at random, by Dirichlet distributions of labels, or by a feature."""
 
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,9 +70,13 @@ def split_dirichlet(
         ends = np.round(np.cumsum(shares) * len(members)).astype(int)
         for part, piece in zip(parts, np.split(members, ends[:-1]), strict=True):
             part.extend(piece.tolist())
+    longest = [(-len(part), number) for number, part in enumerate(parts)]
+    heapq.heapify(longest)
     for part in parts:
         while len(part) < minimum:
-            part.append(max(parts, key=len).pop())
+            giver = longest[0][1]  # it has more than the minimum, so that it is never one that has taken
+            part.append(parts[giver].pop())
+            heapq.heapreplace(longest, (-len(parts[giver]), giver))
     return [tuple(array[part] for array in found) for part in parts]
 
 
