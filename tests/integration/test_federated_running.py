@@ -21,7 +21,7 @@ from tfdist.federated.running.client_workers import workers_of
 from tfdist.federated.running.federation_server import FederationServer
 from tfdist.federated.secure_sums import SecureSums
 from tfdist.federated.session_files import SessionFiles
-from tfdist.federated.transport.client_hub import Event, Gone, Said
+from tfdist.federated.transport.client_hub import Came, Event, Gone, Said
 from tfdist.privacy import PrivacyBudgetError
 
 
@@ -247,6 +247,35 @@ def test_too_few_clients_for_a_secure_sum_end_the_run(tmp_path: Path) -> None:
     with refused(DeadlineError):
         one.run()
     assert not one.session.records
+
+
+def test_clients_that_come_back_reveal_their_shares(tmp_path: Path) -> None:
+    one, cut = Federate(tmp_path, sums=SUMS, rounds=1), set[str]()
+
+    def change(client: str, answer: dict[str, Any]) -> Any:
+        if answer["what"] != "reveal" or client in cut or client in NAMES[:2]:
+            return answer
+        cut.add(client)
+        if len(cut) == 2:
+            one.events.extend([Gone(NAMES[2], "cut"), Gone(NAMES[3], "cut"), Came(NAMES[2]), Came(NAMES[3])])
+        return None
+
+    one.change = change
+    one.run()
+    assert [(record.used, record.attempt) for record in one.session.records] == [(4, 0)]
+
+
+def test_a_round_whose_sum_stays_hidden_is_left_out_as_clients_reveal_no_other_one(tmp_path: Path) -> None:
+    one = Federate(tmp_path, sums=SUMS)
+
+    def change(client: str, answer: dict[str, Any]) -> Any:
+        if answer["what"] == "confirm" and not one.session.records and client in NAMES[:2]:
+            one.clients[client] = one.client(client)  # it has lost its masks
+        return answer
+
+    one.change = change
+    one.run()
+    assert [(record.used, record.attempt) for record in one.session.records] == [(0, 0), (4, 0)]
 
 
 def test_a_second_sum_of_a_round_is_refused_by_clients(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tfdist.federated.rounds import (
     RoundRules,
     SetDeadline,
     Stop,
+    SumHidden,
     Train,
     Trained,
 )
@@ -127,6 +128,7 @@ def test_a_round_ends_with_its_target_and_cancels_the_others() -> None:
         Evaluated(0, 0, "a", 1),
         EvaluatedCentrally(0, 0),
         AggregationFailed(0, 0, "x"),
+        SumHidden(0, 0, "x"),
         Configured(0, 0, ("a",)),
         DeadlinePassed(0, 0, "select"),
         ClientFailed(0, 0, "stranger", "x"),
@@ -315,7 +317,7 @@ def answer_of(action: Any, luck: random.Random) -> list[Any]:
         case Configure(round, attempt, clients):
             return [Configured(round, attempt, clients[luck.randint(0, 1) :])]
         case Aggregate(round, attempt, _):
-            failed = AggregationFailed(round, attempt, "the keys were lost")
+            failed = luck.choice([AggregationFailed, SumHidden])(round, attempt, "the keys were lost")
             return [failed if luck.random() < 0.1 else Aggregated(round, attempt)]
         case EvaluateCentrally(round, attempt):
             return [EvaluatedCentrally(round, attempt, {"loss": 1.0})]

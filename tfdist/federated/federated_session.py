@@ -47,7 +47,7 @@ class FederatedSession:
 
     ``weights`` are the weights of a new run; a resumed run has its own. An update under masks, of ``masked_bytes``
     bytes, never comes here: the driver carries out the action `Aggregate` and calls `complete`, or reports
-    `AggregationFailed`. ``around`` may wrap the aggregation of a round in another one.
+    `AggregationFailed` or `SumHidden`. ``around`` may wrap the aggregation of a round in another one.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from tfdist.federated.rounds.round_messages import (
     Restarted,
     SetDeadline,
     Stop,
+    SumHidden,
     Train,
     Trained,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "RoundRules",
     "SetDeadline",
     "Stop",
+    "SumHidden",
     "Train",
     "Trained",
 ]

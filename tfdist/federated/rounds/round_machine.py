@@ -113,8 +113,8 @@ class RoundMachine:
             case messages.ClientFailed():
                 self._failure = f"; {event.client} failed: {event.reason}"
                 return self._lost(event.client)
-            case messages.Aggregated():
-                return self._aggregated()
+            case messages.Aggregated() | messages.SumHidden():
+                return self._aggregated(event)
             case messages.AggregationFailed():
                 return self._discard(event.reason)
             case messages.Evaluated():
@@ -234,7 +234,9 @@ class RoundMachine:
         following = self._select() if len(self._available) >= self.rules.wait_for else self.start()
         return [*done, *following]
 
-    def _aggregated(self) -> list[Action]:
+    def _aggregated(self, event: messages.Aggregated | messages.SumHidden) -> list[Action]:
+        if isinstance(event, messages.SumHidden):
+            self._trained = {}
         is_last = self.round + 1 == self.rules.rounds
         is_due = (self.round + 1) % self.rules.evaluate_every == 0 or is_last
         if self.rules.evaluate_on == "nothing" or not is_due:
@@ -340,6 +342,7 @@ _PHASES: dict[type[Any], tuple[Phase, ...]] = {
     messages.ClientFailed: (Phase.TRAIN, Phase.EVALUATE),
     messages.Aggregated: (Phase.AGGREGATE,),
     messages.AggregationFailed: (Phase.AGGREGATE,),
+    messages.SumHidden: (Phase.AGGREGATE,),
     messages.Evaluated: (Phase.EVALUATE,),
     messages.EvaluatedCentrally: (Phase.EVALUATE,),
     messages.DeadlinePassed: (Phase.SELECT, Phase.CONFIGURE, Phase.TRAIN, Phase.EVALUATE),

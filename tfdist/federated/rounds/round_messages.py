@@ -63,7 +63,16 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class AggregationFailed:
-    """The updates could not be aggregated, for instance because too few clients unmasked a secure sum."""
+    """The updates could not be aggregated, for instance because too few clients confirmed a secure sum."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SumHidden:
+    """Too few clients unmasked a secure sum; the others reveal no second one, so the round ends without an update."""
 
     round: int
     attempt: int
@@ -112,6 +121,7 @@ Event = (
     | ClientFailed
     | Aggregated
     | AggregationFailed
+    | SumHidden
     | Evaluated
     | EvaluatedCentrally
     | DeadlinePassed
@@ -159,7 +169,10 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate the updates of these clients, in this order, then send `Aggregated` or `AggregationFailed`."""
+    """Aggregate the updates of these clients, in this order, then send how that ended.
+
+    That is `Aggregated`, `AggregationFailed` or `SumHidden`.
+    """
 
     round: int
     attempt: int

@@ -242,14 +242,14 @@ class FederationServer:
             self._masking_until = self._clock() + self._session.rules.configure_seconds / 2
 
     def _masked_without(self, client: str, *, for_good: bool = False) -> None:
-        """Go on without a client; one that is gone at the end of a sum may come back while others are awaited."""
+        """Go on without a client; one that is gone at the end of a sum may come back while others are needed."""
         secure = self._secure
         if secure is None or secure.phase not in QUESTIONS:
             return
         if for_good or secure.phase < Masking.UPLOAD:
             self._asked.pop(client, None)
             secure.drop(client)
-        if not secure.awaited & self._here:
+        if not secure.awaited or (not secure.awaited & self._here and secure.is_enough):
             self._masking_over()
 
     def _masking_over(self) -> None:
@@ -269,7 +269,8 @@ class FederationServer:
                 self._tell(messages.Configured(*turn, ()))
             else:
                 self._aggregate = None
-                self._tell(messages.AggregationFailed(*turn, str(error)))
+                failed = messages.SumHidden if self._secure.is_revealed else messages.AggregationFailed
+                self._tell(failed(*turn, str(error)))
             return
         self._wait_for_masking()
 

@@ -56,6 +56,16 @@ class SecureRounds:
         """The clients whose answers in this phase are still awaited."""
         return frozenset() if self._masking is None else self._masking.awaited
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether the phase can end without the clients that are awaited."""
+        return self._masking is not None and self._masking.is_enough
+
+    @property
+    def is_revealed(self) -> bool:
+        """Whether clients may have revealed shares, after which they take part in no other sum of the round."""
+        return self._masking is not None and self.phase >= Phase.REVEAL
+
     def begin(self, turn: tuple[int, int], clients: Iterable[str]) -> Asks:
         """Begin the sum of an attempt."""
         plan = plan_of(self._sums, clients, session=secrets.token_bytes(32), length=self._layout.words)

@@ -93,6 +93,15 @@ class MaskingServer:
         return frozenset(self._answers)
 
     @property
+    def is_enough(self) -> bool:
+        """Whether the answers of this phase suffice for its end."""
+        hidden = (*self._survivors, *self._lost) if self.phase == Phase.REVEAL else ()
+        needed = self.plan.degree.shares
+        return len(self._answers) >= self.plan.threshold and all(
+            sum(holder in self._answers for holder in self._graph[name]) >= needed for name in hidden
+        )
+
+    @property
     def survivors(self) -> tuple[str, ...]:
         """The clients whose vectors are in the sum."""
         return self._survivors
@@ -119,7 +128,7 @@ class MaskingServer:
         if len(present) < self.plan.threshold:
             raise AbortedError(
                 f"{len(present)} of {len(self.plan.clients)} clients answered {self.phase.name.lower()}; a secure sum "
-                f"needs {self.plan.threshold}. Nothing was revealed. Wait for more clients, or "
+                f"needs {self.plan.threshold}. The sum stays hidden. Wait for more clients, or "
                 "allow a longer deadline.",
                 name="threshold",
                 received=len(present),
