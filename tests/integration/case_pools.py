@@ -8,6 +8,7 @@ from typing import Any
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
+from tfdist.jobs.placement.local_placement import LOOPBACK
 from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 from tfdist.variables import REPLICAS_PER_WORKER
 
@@ -21,6 +22,7 @@ def start(
     workers: int = 1,
     *,
     replicas: int | None = 1,
+    host: str = LOOPBACK,
     kind: type[WorkerPool] = WorkerPool,
     **variables: str,
 ) -> WorkerPool:
@@ -28,7 +30,10 @@ def start(
 
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=replicas or 1)
+        hosts, per_worker = [host] * workers, replicas or 1
+        made = worker_environments(
+            os.environ, strategy=strategy, ports=free, replicas_per_worker=per_worker, hosts=hosts
+        )
         for one in made if replicas is None else ():
             del one[REPLICAS_PER_WORKER.name]
         return [one | {"PYTHONPATH": python_path(CASES), **variables} for one in made]

@@ -99,8 +99,9 @@ def test_a_job_is_submitted_followed_and_its_exit_code_kept(slurm: dict[str, Any
     assert "worker 1 of 2 failed first" in out
     batch = (shared / "batch").read_text().splitlines()
     assert {"#SBATCH --ntasks=2", "#SBATCH --nodes=2", "#SBATCH --time=10", "#SBATCH --signal=B:TERM@60"} <= set(batch)
-    shown = finished("--dry-run", *options, **slurm)
-    assert (shown[0], shown[1].splitlines()) == (0, batch)
+    shown = finished("--dry-run", "--grace-seconds", 300, *options, **slurm)
+    longer = [line.replace("TERM@60", "TERM@315").replace(" run ", " run --grace-seconds 300 ") for line in batch]
+    assert (shown[0], shown[1].splitlines()) == (0, longer)
 
 
 def ended_in_the_queue(

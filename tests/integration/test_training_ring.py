@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from socket import AF_INET
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.integration import case_pools
@@ -19,6 +21,7 @@ from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tests.integration.resting import RestingPool
 from tfdist.cluster import ports
+from tfdist.jobs.placement.local_placement import LOOPBACK
 from tfdist.testing.pool import WorkerPool, worker_environments
 
 call = functools.partial(case_pools.call, of="ring_cases")
@@ -167,7 +170,9 @@ def test_an_optimizer_wrapped_by_horovod_is_refused(three: WorkerPool) -> None:
 
 
 def test_groups_train_by_themselves_and_together(forking: Forks) -> None:
-    with start(forking, "ring", 3, kind=RestingPool) as workers:
+    others = [one.address for interface in psutil.net_if_addrs().values() for one in interface if one.family == AF_INET]
+    host = next((one for one in others if not one.startswith("127.")), LOOPBACK)
+    with start(forking, "ring", 3, kind=RestingPool, host=host) as workers:
         for reports in call(workers, "refused_groups", of="ring_group_cases"):
             overlap, missing, order, outside, *types = reports
             assert refusal_fields.are(overlap, "ConfigError", "groups", "[[0, 1], [1, 2]]")
@@ -178,6 +183,7 @@ def test_groups_train_by_themselves_and_together(forking: Forks) -> None:
         zero, one, two = call(workers, "groups", of="ring_group_cases")
         assert [worker["replicas"] for worker in (zero, one, two)] == [2, 1, 2]
         assert [worker["chief"] for worker in (zero, one, two)] == [True, True, False]
+        assert host == LOOPBACK or all(LOOPBACK not in worker["addresses"] for worker in (zero, one, two))
         assert zero["apart"] == two["apart"]
         assert zero["apart"] != one["apart"]
         assert zero["all"] == one["all"] == two["all"]

@@ -14,7 +14,7 @@ from tfdist.native.build_target import Target
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of the registry's source archive
-REVISION = 2  # goes up when this recipe makes another library of the same sources
+REVISION = 3  # goes up when this recipe makes another library of the same sources
 
 # What the build sees instead of what is installed: CMake 4 refuses Horovod's CMake files, setuptools 70 its setup.py.
 TOOLS = ("cmake>=3.26,<4", "setuptools<70", "wheel<0.46", "cloudpickle", "psutil", "pyyaml", "packaging")
@@ -66,7 +66,7 @@ def key(target: Target, options: Options) -> str:
 
     Example:
         >>> key(Target.example(), Options())
-        'horovod-0.28.1-tensorflow-2.21.0-cp311-linux_x86_64-glibc2.36-gloo-r2'
+        'horovod-0.28.1-tensorflow-2.21.0-cp311-linux_x86_64-glibc2.36-gloo-r3'
     """
     parts = (
         f"horovod-{VERSION}",

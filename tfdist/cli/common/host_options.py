@@ -231,6 +231,7 @@ def _batch_script(
         processes=most_processes(config),
         folder=os.getcwd(),
         python=asked.remote_python or sys.executable,
+        grace_seconds=config.grace_seconds,
         of_each=slurm.resources(**asked.of_worker),
         options=asked.sbatch,
         servers=config.parameter_servers,

@@ -152,6 +152,7 @@ def script(
     processes: int,
     folder: str,
     python: str,
+    grace_seconds: float,
     of_each: Sequence[str] = (),
     options: str = "",
     servers: int = 0,
@@ -167,7 +168,7 @@ def script(
         *((f"--array=0-{len(searched) - 1}",) if searched else ()),
         f"--output={_LOG_OF_TASK if searched else _LOG}",
         "--open-mode=append",  # of a job that is requeued nothing is lost
-        "--signal=B:TERM@60",  # all stop before the same step and save, a minute before the end
+        f"--signal=B:TERM@{max(60, math.ceil(grace_seconds) + 15)}",  # all stop before the same step and save
     )
     given, of_servers = _options(options, "--sbatch"), _options(for_servers or "", "--sbatch-servers")
     lines = [f"#SBATCH {option}" for option in (*own, *given, *of_servers)]
