@@ -43,6 +43,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         running.callbacks.insert(0, keras.callbacks.LambdaCallback(on_train_end=lambda logs: local.ends()))
     is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_trainer.optimizers(model))
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
+    _let_orbax_read_together(running.callbacks, workers, is_sharded=is_sharded)
     if is_sharded:  # where weights are sharded too, all save the model together
         sharded_slots.adapt_callbacks(running.callbacks, writes=workers.is_chief or is_cut)
     if workers.count == 1:
@@ -70,6 +71,20 @@ def _measure_shares(model: keras.Model, running: keras.callbacks.CallbackList) -
         measuring = balance_shares.MeasuredShares()
         measuring.set_model(model)
         running.callbacks.insert(0, measuring)
+
+
+def _let_orbax_read_together(callbacks: list[keras.callbacks.Callback], workers: Workers, *, is_sharded: bool) -> None:
+    """Let every worker read what the chief writes: the variables of metrics, and sharded weights, need them all."""
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.OrbaxCheckpoint):
+            continue
+        if is_sharded and not callback.save_weights_only:
+            raise UnsupportedError(
+                "the callback OrbaxCheckpoint saves the optimizer, whose slots are sharded over replicas. Pass "
+                "save_weights_only=True, or use ModelCheckpoint or tfdist.callbacks.BackupAndRestore."
+            )
+        if not workers.is_chief:
+            callback_fields.let_take_part(callback)
 
 
 def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:

@@ -4,9 +4,11 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import number_cases
@@ -129,7 +131,8 @@ def data_of_their_own(each: list[list[int]]) -> dict[str, Any]:
 
 def callbacks_that_write(folder: str) -> dict[str, Any]:
     network = model()
-    kinds = keras.callbacks
+    kinds, orbax = keras.callbacks, mock.MagicMock()
+    sys.modules["orbax.checkpoint"] = orbax
     network.fit(
         X,
         Y,
@@ -142,11 +145,15 @@ def callbacks_that_write(folder: str) -> dict[str, Any]:
             kinds.ModelCheckpoint(f"{folder}/part.weights.h5", save_weights_only=True, save_freq=2),
             kinds.CSVLogger(f"{folder}/log.csv"),
             kinds.TensorBoard(f"{folder}/board"),
+            kinds.OrbaxCheckpoint(f"{folder}/orbax"),
         ],
     )
     network.save(f"{folder}/last.keras")
     again = keras.models.load_model(f"{folder}/last.keras")
-    return {"same": all(np.array_equal(a, b) for a, b in zip(network.get_weights(), again.get_weights(), strict=True))}
+    return {
+        "same": all(np.array_equal(a, b) for a, b in zip(network.get_weights(), again.get_weights(), strict=True)),
+        "orbax": orbax.v1.training.Checkpointer.return_value.save_checkpointables_async.call_count,
+    }
 
 
 def chief_saves_alone(folder: str) -> list[str]:

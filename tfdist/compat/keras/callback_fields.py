@@ -63,10 +63,28 @@ class NoPath(str):
     """The path of a file that another worker writes: a save to it participates, but writes nothing."""
 
 
-def let_take_part(callback: keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) -> None:
-    """Let one callback that saves the model save to `NoPath`, whenever it would save, and remove nothing."""
+class _NoCheckpointer:
+    """The checkpointer of `OrbaxCheckpoint` on a worker that writes nothing."""
+
+    def save_checkpointables(self, step: int, payload: Any) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def let_take_part(
+    callback: keras.callbacks.ModelCheckpoint | keras.callbacks.OrbaxCheckpoint | keras.callbacks.BackupAndRestore,
+) -> None:
+    """Let one callback that saves the model save to nowhere, whenever it would save, and remove nothing."""
     own = vars(callback)
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+    if isinstance(callback, keras.callbacks.OrbaxCheckpoint):
+        callback.checkpointer.close()
+        callback.checkpointer, callback.save_on_background = _NoCheckpointer(), False
+    elif isinstance(callback, keras.callbacks.ModelCheckpoint):
         own["_get_file_path"] = lambda *args, **kwargs: NoPath()
         callback.verbose = 0
     else:
