@@ -23,7 +23,7 @@ _ENDED = "If it has ended: name its event file (tfdist run --event-file) instead
     epilog="Exit code: 0 when the job has ended or was shown, 2 when there is none.",
     page="monitoring",
 )
-@click.option("--every", type=float, default=1.0, show_default=True, metavar="S", help="Seconds between two looks.")
+@click.option("--every", type=float, default=1.0, metavar="S", help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Look once, print, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Look once, and print it as JSON.")
 @click.option("--web", is_flag=True, help="Serve a page and /metrics on the loopback interface.")

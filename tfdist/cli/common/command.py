@@ -10,7 +10,7 @@ import click
 from tfdist.validation import nearest
 
 WIDTH = 100
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": True}
 # The settings of commands that start a script: words after the script's name are its arguments.
 PASSES_ARGUMENTS = {**SETTINGS, "allow_interspersed_args": False}
 

@@ -60,7 +60,11 @@ follow_option = click.option(
 
 
 records_option = click.option(
-    "--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="Kind of records; raw: any bytes."
+    "--records",
+    type=click.Choice(CONTENTS),
+    default=EXAMPLES,
+    show_default=False,
+    help="Kind of records; raw: any bytes.",
 )
 
 

@@ -42,9 +42,7 @@ from tfdist.cli.federated.federation_options import (
     metavar="FOLDER",
     help="Folder for this client's state; runs/federated-NAME by default.",
 )
-@click.option(
-    "--wait-seconds", type=click.FloatRange(0), default=600.0, show_default=True, help="How long to wait for a server."
-)
+@click.option("--wait-seconds", type=click.FloatRange(0), default=600.0, help="How long to wait for a server.")
 @app_argument
 def command(
     file: Path,

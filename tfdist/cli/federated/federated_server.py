@@ -47,12 +47,11 @@ if TYPE_CHECKING:
 @rounds_option
 @seed_option
 @secure_option
-@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", show_default=True, help="Address for clients.")
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", help="Address for clients.")
 @click.option(
     "--keys",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("keys"),
-    show_default=True,
     metavar="FOLDER",
     help="Folder with server.key and federation.json.",
 )

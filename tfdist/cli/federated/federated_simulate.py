@@ -52,13 +52,7 @@ if TYPE_CHECKING:
     metavar="PART:ATTACK",
     help="Have a part of the clients lie: sign-flip, alie, ipm, mimic or label-flip; :STRENGTH may follow.",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Processes that train clients at the same time.",
-)
+@click.option("--processes", type=click.IntRange(1), default=1, help="Processes that train clients at the same time.")
 @output_option
 @resume_option
 @export_option

@@ -16,17 +16,12 @@ from tfdist.jobs.output.tf_log_filter import hide_noise
 if TYPE_CHECKING:
     from tfdist.federated import App, RoundRecord, SecureSums
 
-rounds_option = click.option(
-    "--rounds", type=click.IntRange(1), default=10, show_default=True, help="Number of rounds."
-)
-seed_option = click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights, clients and orders."
-)
+rounds_option = click.option("--rounds", type=click.IntRange(1), default=10, help="Number of rounds.")
+seed_option = click.option("--seed", type=click.IntRange(0), default=0, help="Seed of weights, clients and orders.")
 output_option = click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs", "federated"),
-    show_default=True,
     metavar="FOLDER",
     help="Folder of rounds.jsonl, rounds.png, model.keras and checkpoints.",
 )

@@ -50,15 +50,12 @@ from tfdist.validation import as_bytes, counted
     "--kind", "kinds", multiple=True, metavar="NAME=N,...", help="Devices of a kind, in place of --devices; repeatable."
 )
 @click.option("--link", metavar="RATE", help="Link between devices, as 1gbit; else calibrated or measured.")
-@click.option(
-    "--delay", "delay_ms", type=float, default=0.05, show_default=True, help="Delay of the link, ms each way."
-)
+@click.option("--delay", "delay_ms", type=float, default=0.05, help="Delay of the link, ms each way.")
 @click.option("--threads", type=click.IntRange(1), help="Processor threads of a device; all by default.")
 @click.option(
     "--schedule",
     type=click.Choice(SCHEDULES),
     default=SCHEDULES[0],
-    show_default=True,
     metavar="NAME",
     help=f"Schedule of pipelines: {', '.join(SCHEDULES)}.",
 )
@@ -69,7 +66,6 @@ from tfdist.validation import as_bytes, counted
     "--objective",
     type=click.Choice(OBJECTIVES),
     default="time",
-    show_default=True,
     metavar="NAME",
     help="Minimize the time or price of a step.",
 )

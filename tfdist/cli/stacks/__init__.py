@@ -21,9 +21,7 @@ from tfdist.validation import number
 )
 @click.option("--threads", is_flag=True, help="Show all Python threads, not only the main ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
-@click.option(
-    "--seconds", type=float, default=5.0, show_default=True, metavar="S", help="How long to wait for answers."
-)
+@click.option("--seconds", type=float, default=5.0, metavar="S", help="How long to wait for answers.")
 @click.argument("job", default="")
 @click.pass_context
 def command(context: click.Context, *, threads: bool, as_json: bool, seconds: float, job: str) -> None:
