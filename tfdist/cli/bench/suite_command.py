@@ -32,12 +32,7 @@ def link_of(link: str | None, delay_ms: float | None) -> EmulatedLink | None:
 
 
 def suite_command(
-    name: str,
-    suite: type[Suite],
-    *,
-    examples: Mapping[str, str],
-    page: str,
-    has_picture: bool = False,
+    name: str, suite: type[Suite], *, examples: Mapping[str, str], page: str, has_picture: bool = False
 ) -> click.Command:
     """Return the command of a suite; the docstring of the suite is the help of the command."""
 

@@ -89,11 +89,7 @@ def command(
     if clients is not None:
         app = _with_clients(app, clients)
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        unwinding(),
-        Watch(*columns) as watch,
-        exporting(exports, app, output, rounds=rounds, seed=seed) as export,
-    ):
+    with unwinding(), Watch(*columns) as watch, exporting(exports, app, output, rounds=rounds, seed=seed) as export:
         bar = watch.progress.add_task("rounds", total=rounds)
 
         def on_round(record: "RoundRecord") -> None:

@@ -357,11 +357,7 @@ def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before)
         job.reporter.halted(state.halt.purpose.value, next_size(state) if again else 0, state.halt.asked)
     if decision is Decision.TOO_FEW_WORKERS:
         job.say(f"{shown(next_size(state))} would be left, and --min-workers is {rules.min_workers}: the job ends")
-    following = Before(
-        history=replace(history, starts=history.starts + 1),
-        replaced=state.replaced,
-        size=size,
-    )
+    following = Before(history=replace(history, starts=history.starts + 1), replaced=state.replaced, size=size)
     outcome = outcome_of(attempt, rules, failures, decision)
     return _Ended(outcome=outcome, decision=decision, before=following, give_up=give_up)
 

@@ -304,13 +304,7 @@ def _end_of(child: int) -> int | None:
 
 
 class LocalPlacement:
-    def __init__(
-        self,
-        guard: Guard,
-        *,
-        starter: Starter = started_anew,
-        host: str = LOOPBACK,
-    ) -> None:
+    def __init__(self, guard: Guard, *, starter: Starter = started_anew, host: str = LOOPBACK) -> None:
         self._guard = guard
         self._starter = starter
         self._host = host

@@ -13,16 +13,7 @@ from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
 from tfdist.validation import counted, integer, parsed_script, shown, text
-from tfdist.variables import (
-    ALL_LOGS,
-    COLLECTIVES,
-    MESH,
-    NO_WARM,
-    REPLICAS_PER_WORKER,
-    SHARES,
-    STRATEGY,
-    parsed_shares,
-)
+from tfdist.variables import ALL_LOGS, COLLECTIVES, MESH, NO_WARM, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
 
 MAX_WORKERS = 1024  # the most on one host; a larger number is probably a typing error
 COPY_BANDWIDTH = 64 << 20  # half of a 1 Gbit/s link
@@ -94,11 +85,7 @@ class LaunchConfig:
         may_be_unset=True,
     )
     strategy: str | None = option(
-        None,
-        "Strategy of tfdist.strategies.from_environment().",
-        kind=str,
-        metavar="NAME",
-        variable=STRATEGY.name,
+        None, "Strategy of tfdist.strategies.from_environment().", kind=str, metavar="NAME", variable=STRATEGY.name
     )
     replicas_per_worker: int | None = option(
         None,
