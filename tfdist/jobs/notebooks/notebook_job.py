@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -99,7 +98,8 @@ def notebook(
         number("timeout_seconds", timeout_seconds, above=0, maximum=threading.TIMEOUT_MAX)
     events: SimpleQueue[Any] = SimpleQueue()
     reports: list[str] = []
-    with _folder() as folder, _deadline(timeout_seconds, events) as is_late:
+    with contextlib.ExitStack() as stack, _deadline(timeout_seconds, events) as is_late:
+        folder = job_resources.claim(stack, "cell")  # private
         code, result = folder / "code", folder / "result"
         config = _config(strategy, workers, env, options, (str(code), str(result)))
         if config.remote is not None:
@@ -202,18 +202,6 @@ def worker_environment() -> dict[str, str]:
     if os.environ.get("MPLBACKEND", "").startswith("module://"):  # the notebook's, which draws into a cell
         variables["MPLBACKEND"] = "agg"
     return variables
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(job_resources.claimed("cell"))  # private
-        except OSError as error:
-            raise TfdistError(
-                f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
-            ) from error
-        yield folder
 
 
 @contextlib.contextmanager
