@@ -28,7 +28,6 @@ from tfdist.jobs.supervision.supervisor_state import (
     Send,
     Start,
     State,
-    Tick,
 )
 from tfdist.monitor.status import WorkerStatus
 from tfdist.processes import guardian
@@ -165,13 +164,11 @@ def supervise(
     step: Step,
     events: "SimpleQueue[Any]",
     *,
-    look: Callable[[State], Event] | None = None,
-    look_seconds: Callable[[State], float] = lambda state: LOOK_SECONDS,
-    perform: Callable[[Action], None] | None = None,
+    look: Callable[[State], Event],
+    look_seconds: Callable[[State], float],
+    perform: Callable[[Action], None],
 ) -> Attempt:
     """Supervise until all have ended, or one cannot be ended."""
-    look = look or (lambda state: recorded(group, state) or Tick())
-    perform = perform or group.perform
     exits: dict[int, Exited] = {}
     stopped_at, killed = float("inf"), False
     ended_before: frozenset[int] = frozenset()  # the agent's first request to end

@@ -94,11 +94,7 @@ class Rendezvous:
             except OSError as error:
                 self.close()
                 # Python adds the address to the system's words
-                reason = (
-                    os.strerror(error.errno)
-                    if error.errno is not None and error.errno in errno.errorcode
-                    else str(error)
-                )
+                reason = os.strerror(error.errno or 0) if error.errno in errno.errorcode else str(error)
                 raise ConfigError(
                     f"the launcher cannot listen at {host}:{port} ({reason}), where hosts are to "
                     "join. Name an address of this machine, with a port that is free: --rendezvous ADDRESS:PORT",
