@@ -14,19 +14,12 @@ _PROC = "/proc"
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process, as it was when it was read.
-
-    Attributes:
-        pid: its number.
-        parent: the number of its parent.
-        session: the number of its session.
-        is_zombie: whether it has ended, and its parent has not collected it.
-    """
+    """A process, as it was when it was read."""
 
     pid: int
     parent: int
     session: int
-    is_zombie: bool
+    is_zombie: bool  # it has ended, and its parent has not collected it
 
 
 def processes() -> Iterator[Process]:

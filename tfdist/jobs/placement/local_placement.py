@@ -172,17 +172,11 @@ def streams_of_one(*, all_logs: bool) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """A process that leads a session, a child unless it has an `ended` of its own.
+    """A process that leads a session, a child unless it has an `ended` of its own."""
 
-    Attributes:
-        pid: its number, which stays its own until `collect`.
-        collect: waits for it.
-        ended: how it has ended, as `subprocess.Popen.returncode` says it; None: it has not.
-    """
-
-    pid: int
-    collect: Callable[[float], None]
-    ended: Callable[[], int | None] | None = None
+    pid: int  # its own until `collect`
+    collect: Callable[[float], None]  # waits for it
+    ended: Callable[[], int | None] | None = None  # as `subprocess.Popen.returncode` says it; None: it runs
 
 
 # (what to start, its complete environment, descriptors of its standard input, output and error) -> the process
