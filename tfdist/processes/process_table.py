@@ -23,12 +23,7 @@ class Process:
 
 
 def processes() -> Iterator[Process]:
-    """Yield every process that can be looked at.
-
-    Example:
-        >>> [one.session == os.getsid(0) for one in processes() if one.pid == os.getpid()]
-        [True]
-    """
+    """Yield every process that can be looked at."""
     if not os.path.exists(f"{_PROC}/self/stat"):
         yield from _by_psutil()
         return
