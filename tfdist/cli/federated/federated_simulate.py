@@ -12,13 +12,13 @@ from tfdist.cli.common.progress import Watch, unwinding
 from tfdist.cli.federated.federation_options import (
     app_argument,
     export_option,
-    exporting,
     hide_noise_of_tensorflow,
     output_option,
     resume_option,
     rounds_option,
     seed_option,
     show_end,
+    told_rounds,
 )
 from tfdist.errors import ConfigError
 
@@ -81,7 +81,6 @@ def command(
 
     from tfdist.federated import simulate
     from tfdist.federated.robust.lying_clients import read
-    from tfdist.federated.round_history import shown
 
     keras.utils.set_random_seed(seed)
     lying = None if liars is None else read(liars)
@@ -89,13 +88,12 @@ def command(
     if clients is not None:
         app = _with_clients(app, clients)
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with unwinding(), Watch(*columns) as watch, exporting(exports, app, output, rounds=rounds, seed=seed) as export:
+    with unwinding(), Watch(*columns) as watch, told_rounds(exports, app, output, rounds=rounds, seed=seed) as tell:
         bar = watch.progress.add_task("rounds", total=rounds)
 
         def on_round(record: "RoundRecord") -> None:
-            click.echo(shown(record))
+            tell(record)
             watch.progress.update(bar, completed=record.round + 1)
-            export(record)
 
         result = simulate(
             app,

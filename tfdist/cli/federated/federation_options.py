@@ -42,21 +42,27 @@ export_option = click.option(
 
 
 @contextmanager
-def exporting(
+def told_rounds(
     texts: Sequence[str], app: "App", folder: Path, *, rounds: int, seed: int
 ) -> "Iterator[Callable[[RoundRecord], None]]":
-    """Yield a function that passes records of rounds to the exporters of `--export`, within a block."""
+    """Yield a function that prints records of rounds and passes them to the exporters of `--export`, within a block."""
     from tfdist.federated.round_exporters import RunAbout, exported, targets_of
+    from tfdist.federated.round_history import shown
     from tfdist.federated.session_files import run_id
 
     if not texts:
-        yield lambda _: None
+        yield lambda record: click.echo(shown(record))
         return
     targets = targets_of(texts, option="--export")
     parameters = {"algorithm": repr(app.algorithm), "participation": repr(app.participation), "seed": str(seed)}
     about = RunAbout(run_id(folder), {**parameters, "aggregator": type(app.aggregator).__name__, "rounds": str(rounds)})
     with exported(targets, about, warn=lambda text: click.echo(text, err=True)) as put:
-        yield put
+
+        def tell(record: "RoundRecord") -> None:
+            click.echo(shown(record))
+            put(record)
+
+        yield tell
 
 
 def hide_noise_of_tensorflow() -> None:
