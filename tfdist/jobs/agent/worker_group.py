@@ -70,7 +70,7 @@ class WorkerGroup:
     verbose: bool
 
     def __post_init__(self) -> None:
-        self._now: dict[int, Handle] = {}
+        self.present: dict[int, Handle] = {}
         self._all: list[Handle] = []
         self._watchers: list[threading.Thread] = []
 
@@ -80,18 +80,14 @@ class WorkerGroup:
 
     def ended(self) -> frozenset[int]:
         """Return the indexes of ended processes, whether or not the event was handled."""
-        return frozenset(index for index, handle in self._now.items() if handle.wait(0.0) is not None)
-
-    @property
-    def present(self) -> Mapping[int, Handle]:
-        return self._now
+        return frozenset(index for index, handle in self.present.items() if handle.wait(0.0) is not None)
 
     def start(self, index: int) -> None:
-        if index in self._now:
-            self._now[index].signal(signal.SIGKILL)  # its children may hold its port
+        if index in self.present:
+            self.present[index].signal(signal.SIGKILL)  # its children may hold its port
         spec = self.specs[index]
         handle = self.placement.start(spec)
-        self._now[index] = handle
+        self.present[index] = handle
         self._all.append(handle)
         watcher = threading.Thread(target=self._watch, args=(handle,), name=f"watch {spec.task}", daemon=True)
         watcher.start()
@@ -110,7 +106,7 @@ class WorkerGroup:
     def perform(self, action: Action) -> None:
         if isinstance(action, Send):
             for index in sorted(action.workers):
-                self._now[index].signal(action.number)
+                self.present[index].signal(action.number)
         elif isinstance(action, Say):
             announce(self.out, action.text)
         elif isinstance(action, Start):
@@ -128,7 +124,7 @@ class WorkerGroup:
             self.pump.finish(give_up=give_up)
 
     def close(self) -> None:
-        for handle in self._now.values():
+        for handle in self.present.values():
             handle.signal(signal.SIGKILL)  # on the way of an error they still run
         self.placement.end_leftovers(self.members, grace_seconds=0.0)
         if self.pump is not None:

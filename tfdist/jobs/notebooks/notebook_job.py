@@ -111,11 +111,9 @@ def notebook(
             config = replace(config, remote=replace(config.remote, call=(str(code), str(result))))
         send_function(code, function, arguments, tensors=False)
         out = output(names_of(config))
-
-        def report(text: str, _give_up: Callable[[], bool]) -> None:
-            reports.append(text)
-
-        outcome = run_to(config, out, events, report, verbose=verbose, if_killed=(folder,))
+        outcome = run_to(
+            config, out, events, lambda text, _: reports.append(text), verbose=verbose, if_killed=(folder,)
+        )
         if outcome.exit_code == 0 and result.exists():
             return receive_result(result)
     if is_late.is_set() and outcome.received is not None:

@@ -215,11 +215,7 @@ class LocalProcess:
 
     @property
     def is_stopped(self) -> bool:
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
-        except OSError:
-            return False
+        return self._stat()[:1] == [b"T"]
 
     @property
     def ended_unasked(self) -> bool:
@@ -272,12 +268,16 @@ class LocalProcess:
 
     def _is_exiting(self) -> bool:
         """True if it runs no more: a killed process closes its connections before it has ended."""
+        words = self._stat()
+        return not words or words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
+
+    def _stat(self) -> list[bytes]:
+        """Return what the kernel says of it, from its state on; nothing once it is gone."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
-                words = file.read().rpartition(b")")[2].split()
+                return file.read().rpartition(b")")[2].split()
         except OSError:
-            return True
-        return words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
+            return []
 
     def _has_ended(self) -> bool:
         with self._lock:
