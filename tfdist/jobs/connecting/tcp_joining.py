@@ -32,7 +32,6 @@ from tfdist.variables import HOST_NAME, JOB_KEY, JOIN_SECONDS, RENDEZVOUS
 AGENT_MODULE = "tfdist.jobs.remote.host_agent"
 UNFINISHED = 75  # its exit code if the launcher was lost before it had said that the job has ended
 
-
 _MAGIC = b"tfdist join 1\n\0\0"
 _NONCE = 32
 _PROOF = 32
