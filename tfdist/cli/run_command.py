@@ -55,15 +55,8 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     context_settings=PASSES_ARGUMENTS,
     groups={
         "What runs": (
-            "strategy",
-            "mesh",
-            "collectives",
-            "workers",
-            "replicas_per_worker",
-            "shares",
-            "parameter_servers",
-            "is_module",
-            "hosts",
+            *("strategy", "mesh", "collectives", "workers", "replicas_per_worker", "shares"),
+            *("parameter_servers", "is_module", "hosts"),
         ),
         "When workers fail, hang or are slow": ("max_restarts", "standby", "evict_stragglers", "hang_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),

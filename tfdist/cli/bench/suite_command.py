@@ -41,11 +41,9 @@ def suite_command(
             require_matplotlib()
         leave(measured(suite(**values)), json_path, plot)
 
-    decorators: list[Callable[[Any], Any]] = [field_options(suite), json_option]
-    for decorator in reversed([*decorators, plot_option] if has_picture else decorators):
-        command = decorator(command)
+    options = json_option(plot_option(command) if has_picture else command)
     made = click.command(name, cls=Command, examples=examples, page=page, help=inspect.getdoc(suite))
-    return made(command)
+    return made(field_options(suite)(options))
 
 
 def measured(suite: Suite) -> Any:

@@ -48,8 +48,7 @@ def command(context: click.Context, *, threads: bool, as_json: bool, seconds: fl
     if as_json:
         click.echo(json.dumps({"job": name, "apart": different, "processes": [one.as_json() for one in found]}))
     else:
-        for line in ([different] if different else []) + [
-            line for one in found for line in lines(one, threads=threads)
-        ]:
+        told = [line for one in found for line in lines(one, threads=threads)]
+        for line in ([different] if different else []) + told:
             click.echo(line)
     context.exit(0 if all(one.threads for one in found) else 1)
