@@ -159,7 +159,8 @@ class Outlet(Generic[_News]):
                 self._once("failed", f"cannot be written ({_in_short(error)}); the job continues without it")
                 with self._changed:
                     if not self._ends:
-                        self._put_back(update)
+                        if len(self._waiting) < self.most:
+                            self._waiting.appendleft(update)
                         self._changed.wait_for(lambda: self._ends, wait)
                 wait = min(2 * wait, LONGEST_WAIT_SECONDS)
         if exporter is not None:
@@ -172,10 +173,6 @@ class Outlet(Generic[_News]):
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._ends)
             return self._waiting.popleft() if self._waiting else None
-
-    def _put_back(self, update: _News) -> None:
-        if len(self._waiting) < self.most:
-            self._waiting.appendleft(update)
 
     def _once(self, what: str, text: str) -> None:
         if what not in self._warned:
