@@ -176,12 +176,8 @@ def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> 
 def _print(report: Report, script: Sequence[str]) -> None:
     console = screen(200, highlight=False)
     profile: Profile = report.profile
-    console.print(
-        escape(
-            f"{profile.model}: {len(profile.layers)} layers, {shown_bytes(profile.parameter_bytes)} of "
-            f"weights, {profile.batch:,} examples in a step; line: {report.link}"
-        )
-    )
+    weights = f"{len(profile.layers)} layers, {shown_bytes(profile.parameter_bytes)} of weights"
+    console.print(escape(f"{profile.model}: {weights}, {profile.batch:,} examples in a step; line: {report.link}"))
     alone = ", one device in one alone" if profile.alone is not None else ""
     console.print(f"measured in {shown_processes(profile.processes)}{alone}", style="dim")
     covered = ", ".join(f"{part:.0%}" for part in profile.coverage)
@@ -203,10 +199,8 @@ def _print(report: Report, script: Sequence[str]) -> None:
     if best is not None and best.command(script):
         console.print(escape(best.command(script)), soft_wrap=True, style="bold")
         if best.code():
-            console.print(
-                escape(f"Without from_environment() in the script: PipelineStrategy({best.code()}, ...)"),
-                soft_wrap=True,
-            )
+            text = f"Without from_environment() in the script: PipelineStrategy({best.code()}, ...)"
+            console.print(escape(text), soft_wrap=True)
 
 
 def _print_layouts(report: Report) -> None:

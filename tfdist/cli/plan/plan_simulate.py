@@ -181,16 +181,13 @@ def _json(job: Job, scenario: Scenario, found: Simulated) -> str:
     content = {key: value for key, value in dataclasses.asdict(found).items() if key != "step_seconds"}
     quantiles = {f"{part:g}": float(np.quantile(found.step_seconds, part)) for part in (0.01, 0.5, 0.9, 0.99)}
     every = scenario.interval_seconds
-    return json.dumps(
-        {
-            "version": 1,
-            "workers": job.workers,
-            "method": job.method,
-            "steps": scenario.steps,
-            "predicted_step_seconds": predict(job).seconds,
-            "step_seconds": quantiles,
-            "save_interval_seconds": every if every < math.inf else None,
-            **content,
-        },
-        indent=2,
-    )
+    told = {
+        "version": 1,
+        "workers": job.workers,
+        "method": job.method,
+        "steps": scenario.steps,
+        "predicted_step_seconds": predict(job).seconds,
+        "step_seconds": quantiles,
+        "save_interval_seconds": every if every < math.inf else None,
+    }
+    return json.dumps({**told, **content}, indent=2)

@@ -282,7 +282,7 @@ class RemotePlacement:
 
     def _compare(self, hosts: Sequence[Host]) -> None:
         reports = {host: self._links[host.name].report for host in hosts}
-        first, versions = hosts[0] if hosts else None, None
+        versions = None
         for host, report in reports.items():
             assert report is not None
             if report.is_loopback and len(self._hosts) > 1 and not host.address.startswith("127."):
@@ -292,9 +292,8 @@ class RemotePlacement:
                 )
             versions = versions or report.versions
             if report.versions != versions and self._versions is None:
-                assert first is not None
                 self.say(
-                    f"warning: host {host.name} has {_shown(report.versions)}, and host {first.name} "
+                    f"warning: host {host.name} has {_shown(report.versions)}, and host {hosts[0].name} "
                     f"{_shown(versions)}; install the same versions, for equal numbers"
                 )
         self._versions = versions
