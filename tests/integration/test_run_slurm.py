@@ -22,7 +22,7 @@ from tests.integration.agents import (
     wait_until,
 )
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
-from tfdist.jobs.launchers.slurm import run_in_allocation, tell_why_it_waits
+from tfdist.jobs.launchers.slurm import SlurmLauncher, tell_why_it_waits
 from tfdist.variables import SLURM_REQUEUE
 
 pytestmark = pytest.mark.quick
@@ -150,10 +150,14 @@ def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_f
         monkeypatch.setenv(name, slurm["env"][name])
     said: list[str] = []
     asked = {SLURM_REQUEUE.name: "1", "SLURM_JOB_ID": "42"}
-    for code, environ in ((143, asked), (143, {}), (0, asked), (1, asked)):
-        assert run_in_allocation(lambda code=code: code, environ, say=said.append) == code  # type: ignore[misc]
+    assert SlurmLauncher().run(lambda: 143, say=said.append) == 143
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    for code in (143, 0, 1):
+        assert SlurmLauncher().run(lambda code=code: code, say=said.append) == code  # type: ignore[misc]
     assert (shared / "cancels").read_text() == "scontrol requeue 42\n"
-    assert run_in_allocation(lambda: 143, {**asked, "SLURM_JOB_ID": "13"}, say=said.append) == 143
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    assert SlurmLauncher().run(lambda: 143, say=said.append) == 143
     again, lost = said
     assert says(again, "job 42 is", "again")
     assert says(lost, "job 13 is not", ": no such job")

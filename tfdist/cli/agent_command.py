@@ -33,7 +33,6 @@ from tfdist.variables import JOB_KEY
     "--wait-seconds",
     type=click.FloatRange(min=0),
     default=600.0,
-    show_default=True,
     metavar="S",
     help="How long to try if no launcher answers.",
 )

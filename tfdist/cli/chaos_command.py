@@ -30,12 +30,10 @@ from tfdist.waiting import handled, wait_heeding_signals
     epilog="Exit code: 0 when the job ended with 0, 2 when the request was wrong, else that of the job.",
     page="fault-tolerance-faults",
 )
-@click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="Kinds to choose from.")
-@click.option("--count", type=int, default=1, show_default=True, metavar="C", help="How many faults.")
-@click.option(
-    "--every", type=int, default=20, show_default=True, metavar="N", help="Mean steps from a start to the next fault."
-)
-@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Seed of the random faults.")
+@click.option("--faults", "kinds", default="kill", metavar="KIND,...", help="Kinds to choose from.")
+@click.option("--count", type=int, default=1, metavar="C", help="How many faults.")
+@click.option("--every", type=int, default=20, metavar="N", help="Mean steps from a start to the next fault.")
+@click.option("--seed", type=int, default=0, metavar="S", help="Seed of the random faults.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), metavar="FILE", help="Use these faults instead.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 @click.pass_context

@@ -38,7 +38,6 @@ _WIDTH_OF_CHECK = 14
     "--timeout-seconds",
     type=click.FloatRange(min=1),
     default=120.0,
-    show_default=True,
     help="Deadline for loading TensorFlow in a child process, and for nvidia-smi.",
 )
 @click.option(

@@ -24,9 +24,7 @@ from tfdist.waiting import Flag, handled
     epilog="Exit code: 0 when all was exported, 1 when some was not, 2 when there is no such job or exporter.",
     page="monitoring-exporters",
 )
-@click.option(
-    "--every", type=int, default=10, show_default=True, metavar="N", help="Fewest steps in a point of a curve."
-)
+@click.option("--every", type=int, default=10, metavar="N", help="Fewest steps in a point of a curve.")
 @click.option("--beside", is_flag=True, hidden=True, help="A job has started it, and ends it by standard input.")
 @click.option("--after", type=int, default=-1, hidden=True, help="The last step that is left out.")
 @click.argument("job")

@@ -24,7 +24,6 @@ from tfdist.validation import counted, number
     "--stall-seconds",
     type=float,
     default=1800.0,
-    show_default=True,
     metavar="S",
     help="How long an activity of a worker may take: a step, compiling, saving, a callback.",
 )

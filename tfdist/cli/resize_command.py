@@ -19,14 +19,7 @@ from tfdist.validation import integer, number
     epilog="Exit code: 0 when N workers step, 1 when the job refused, ended or took too long, 2 when there is none.",
     page="run",
 )
-@click.option(
-    "--timeout-seconds",
-    type=float,
-    default=600.0,
-    show_default=True,
-    metavar="S",
-    help="How long to wait for the change.",
-)
+@click.option("--timeout-seconds", type=float, default=600.0, metavar="S", help="How long to wait for the change.")
 @click.argument("job")
 @click.argument("workers", type=int, metavar="N")
 def command(*, job: str, workers: int, timeout_seconds: float) -> None:

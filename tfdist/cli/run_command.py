@@ -55,22 +55,10 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     context_settings=PASSES_ARGUMENTS,
     groups={
         "What runs": (
-            "strategy",
-            "mesh",
-            "collectives",
-            "workers",
-            "replicas_per_worker",
-            "shares",
-            "parameter_servers",
-            "is_module",
-            "hosts",
+            *("strategy", "mesh", "collectives", "workers", "replicas_per_worker", "shares"),
+            *("parameter_servers", "is_module", "hosts"),
         ),
-        "When workers fail, hang or are slow": (
-            "max_restarts",
-            "standby",
-            "evict_stragglers",
-            "hang_seconds",
-        ),
+        "When workers fail, hang or are slow": ("max_restarts", "standby", "evict_stragglers", "hang_seconds"),
         "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
         "What is shown": ("monitor", "exporters", "trace", "dry_run", "all_logs", "event_file"),
     },
@@ -148,11 +136,7 @@ def command(
     kubernetes_options.check_options(places, launcher)
     remote = remote_of(launcher, places)
     _tell_misplaced(context, script, arguments)
-    given = {
-        variables.COLLECTIVES: collectives,
-        variables.MESH: mesh,
-        variables.SYNCHRONIZATION: synchronization,
-    }
+    given = {variables.COLLECTIVES: collectives, variables.MESH: mesh, variables.SYNCHRONIZATION: synchronization}
     config = _config(asked, remote, launcher, given=given, script=(script, *arguments))
     check_strategy(config)
     if config.exporters:

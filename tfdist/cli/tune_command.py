@@ -56,26 +56,21 @@ def command() -> None:
 @click.option(
     "--strategy", metavar="NAME", envvar=STRATEGY.name, shell_complete=complete_strategies, help="As for `tfdist run`."
 )
-@click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")
+@click.option("-n", "--workers", type=click.IntRange(1), default=1, help="As for `tfdist run`.")
 @click.option("--replicas-per-worker", type=click.IntRange(1), help="As for `tfdist run`.")
 @click.option("--argument", metavar="NAME", help="Argument of SCRIPT for the batch: --batch-size.")
-@click.option("--start", type=click.IntRange(1), default=8, show_default=True, help="The first batch.")
-@click.option(
-    "--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="The largest batch to try."
-)
-@click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Steps before the clock starts.")
-@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Steps that are measured.")
+@click.option("--start", type=click.IntRange(1), default=8, help="The first batch.")
+@click.option("--max", "most", type=click.IntRange(1), default=65536, help="The largest batch to try.")
+@click.option("--warm-up", type=click.IntRange(1), default=3, help="Steps before the clock starts.")
+@click.option("--steps", type=click.IntRange(1), default=20, help="Steps that are measured.")
 @click.option(
     "--precision",
     type=click.FloatRange(0),
     default=0.1,
-    show_default=True,
     help="Precision of the largest batch, as a part of it; 0: exact.",
 )
 @click.option("--memory-limit", metavar="SIZE", help="Main memory that each process may allocate, such as 4G.")
-@click.option(
-    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Longest time for a batch."
-)
+@click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, help="Longest time for a batch.")
 @plot_option
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")

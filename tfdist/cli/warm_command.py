@@ -25,9 +25,7 @@ from tfdist.validation import as_seconds
     epilog="Exit code: 0 when it runs or was stopped, 1 when it cannot start, or --status finds none.",
     page="run-warm",
 )
-@click.option(
-    "--idle", default="30m", metavar="TIME", show_default=True, help="The process ends after this time without a job."
-)
+@click.option("--idle", default="30m", metavar="TIME", help="The process ends after this time without a job.")
 @click.option("--status", is_flag=True, help="List warm processes, and why one does not fit.")
 @click.option("--stop", is_flag=True, help="End all your warm processes.")
 @click.pass_context

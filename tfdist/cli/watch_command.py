@@ -23,7 +23,7 @@ _ENDED = "If it has ended: name its event file (tfdist run --event-file) instead
     epilog="Exit code: 0 when the job has ended or was shown, 2 when there is none.",
     page="monitoring",
 )
-@click.option("--every", type=float, default=1.0, show_default=True, metavar="S", help="Seconds between two looks.")
+@click.option("--every", type=float, default=1.0, metavar="S", help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Look once, print, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Look once, and print it as JSON.")
 @click.option("--web", is_flag=True, help="Serve a page and /metrics on the loopback interface.")
@@ -44,23 +44,17 @@ def command(*, every: float, once: bool, as_json: bool, web: bool, port: int | N
         raise click.UsageError(f"--port is {port}; it must be from 0 to 65535.")
     from tfdist.monitor.watch import event_log, observing
 
-    if job and Path(job).is_file():
-        if web:
-            _serve(event_log.Past(Path(job)), every, port or 0)
-            return
-        _print(event_log.from_events(Path(job)), as_json=as_json)
-        return
-    observer = observing.Observer(job, instead=_ENDED)
+    is_past = bool(job) and Path(job).is_file()
+    observer = event_log.Past(Path(job)) if is_past else observing.Observer(job, instead=_ENDED)
     if web:
         _serve(observer, every, port or 0)
-        return
-    if once or as_json:
+    elif once or as_json or is_past:
         shown = observer.look()
         if shown is None:
             raise click.ClickException("the job has just ended.")
         _print(shown, as_json=as_json)
-        return
-    _live(observer, every)
+    else:
+        _live(observer, every)
 
 
 def _print(shown, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]

@@ -107,9 +107,7 @@ def _numbers(ranges: str, nodes: str, name: str) -> list[str]:
 def _check_size(size: int, text: str, name: str) -> None:
     if size > MAX_NODES:
         raise ConfigError(
-            f"{name} is {shown(text)}, which means over {MAX_NODES} nodes; check its ranges.",
-            name=name,
-            received=text,
+            f"{name} is {shown(text)}, which means over {MAX_NODES} nodes; check its ranges.", name=name, received=text
         )
 
 

@@ -43,15 +43,7 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
 
 
 def from_file(path: Path, *, make: bool = False) -> bytes:
-    """Return the key in a private file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "job.key"
-        ...     from_file(path, make=True) == from_file(path), oct(path.stat().st_mode)[-3:]
-        (True, '600')
-    """
+    """Return the key in a private file, which is written before if it is missing and ``make`` is True."""
     if make and not path.exists():
         _make(path)
     try:

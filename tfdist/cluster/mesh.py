@@ -32,12 +32,8 @@ class Mesh:
         if not isinstance(self.axes, tuple) or not all(
             isinstance(axis, tuple) and len(axis) == 2 for axis in self.axes
         ):
-            raise ConfigTypeError(
-                f"axes is {validation.shown(self.axes)}; it must be a tuple of pairs, such as "
-                '(("batch", 2), ("model", 2)).',
-                name="axes",
-                received=validation.shown(self.axes),
-            )
+            required = 'a tuple of pairs, such as (("batch", 2), ("model", 2)).'
+            raise validation.mismatch("axes", self.axes, required, kind=ConfigTypeError)
         if not self.axes:
             raise ConfigError(f"the mesh has no axis; it must have one at least. {_WRITE}.")
         for name, size in self.axes:

@@ -55,11 +55,8 @@ class Shares:
     def of(cls, weights: object, *, replicas: int) -> Self:
         """Return the shares that a user gives: a weight for each of this number of replicas."""
         if isinstance(weights, str) or not isinstance(weights, Sequence):
-            raise ConfigTypeError(
-                f"shares is {validation.shown(weights)}; it must be a weight for each replica, such as (3, 1).",
-                name="shares",
-                received=validation.shown(weights),
-            )
+            required = "a weight for each replica, such as (3, 1)."
+            raise validation.mismatch("shares", weights, required, kind=ConfigTypeError)
         found = cls(tuple(weights))
         if len(weights) != replicas:
             raise ConfigError(

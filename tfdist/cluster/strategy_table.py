@@ -9,9 +9,7 @@ Example:
 """
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from tfdist.errors import ConfigError
@@ -54,68 +52,66 @@ class Entry:
         return self.needs is None or importlib.util.find_spec(self.needs[0]) is not None
 
 
-_ENTRIES: Mapping[str, Entry] = MappingProxyType(
-    {
-        entry.name: entry
-        for entry in (
-            Entry(
-                name="mirrored",
-                class_name="MirroredStrategy",
-                processes="one",
-                summary="synchronous data parallelism over the devices of one process",
-                collectives=REPLICA_COLLECTIVES,
-            ),
-            Entry(
-                name="multi-worker",
-                class_name="MultiWorkerMirroredStrategy",
-                processes="workers",
-                summary="synchronous data parallelism over several processes and hosts",
-                collectives=COLLECTIVES,
-                may_meet_seldom=True,
-            ),
-            Entry(
-                name="sharded-data-parallel",
-                class_name="ShardedDataParallelStrategy",
-                processes="workers",
-                summary="data parallelism in which workers share the optimizer's slots among them (ZeRO)",
-                collectives=COLLECTIVES,
-                is_replicated=False,
-                may_have_several=False,
-            ),
-            Entry(
-                name="ring",
-                class_name="RingStrategy",
-                processes="workers",
-                summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
-                needs=("horovod", "tfdist build horovod"),
-                may_meet_seldom=True,
-            ),
-            Entry(
-                name="model-parallel",
-                class_name="ModelParallelStrategy",
-                processes="workers",
-                summary="weights in parts over a mesh of processes (keras.distribution.ModelParallel)",
-                collectives=tuple(name for name in COLLECTIVES if name != "horovod"),
-                is_replicated=False,
-            ),
-            Entry(
-                name="pipeline",
-                class_name="PipelineStrategy",
-                processes="workers",
-                summary="a model cut into stages over processes, batches into micro-batches (GPipe, 1F1B)",
-                collectives=("auto", "native"),
-                is_replicated=False,
-            ),
-            Entry(
-                name="parameter-server",
-                class_name="ParameterServerStrategy",
-                processes="chief",
-                summary="asynchronous or bounded-staleness data parallelism; variables on parameter servers",
-                is_replicated=False,
-            ),
-        )
-    }
-)
+_ENTRIES = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            name="mirrored",
+            class_name="MirroredStrategy",
+            processes="one",
+            summary="synchronous data parallelism over the devices of one process",
+            collectives=REPLICA_COLLECTIVES,
+        ),
+        Entry(
+            name="multi-worker",
+            class_name="MultiWorkerMirroredStrategy",
+            processes="workers",
+            summary="synchronous data parallelism over several processes and hosts",
+            collectives=COLLECTIVES,
+            may_meet_seldom=True,
+        ),
+        Entry(
+            name="sharded-data-parallel",
+            class_name="ShardedDataParallelStrategy",
+            processes="workers",
+            summary="data parallelism in which workers share the optimizer's slots among them (ZeRO)",
+            collectives=COLLECTIVES,
+            is_replicated=False,
+            may_have_several=False,
+        ),
+        Entry(
+            name="ring",
+            class_name="RingStrategy",
+            processes="workers",
+            summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
+            needs=("horovod", "tfdist build horovod"),
+            may_meet_seldom=True,
+        ),
+        Entry(
+            name="model-parallel",
+            class_name="ModelParallelStrategy",
+            processes="workers",
+            summary="weights in parts over a mesh of processes (keras.distribution.ModelParallel)",
+            collectives=tuple(name for name in COLLECTIVES if name != "horovod"),
+            is_replicated=False,
+        ),
+        Entry(
+            name="pipeline",
+            class_name="PipelineStrategy",
+            processes="workers",
+            summary="a model cut into stages over processes, batches into micro-batches (GPipe, 1F1B)",
+            collectives=("auto", "native"),
+            is_replicated=False,
+        ),
+        Entry(
+            name="parameter-server",
+            class_name="ParameterServerStrategy",
+            processes="chief",
+            summary="asynchronous or bounded-staleness data parallelism; variables on parameter servers",
+            is_replicated=False,
+        ),
+    )
+}
 
 
 def names() -> tuple[str, ...]:

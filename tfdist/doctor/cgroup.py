@@ -28,12 +28,8 @@ def observe(root: Path = Path("/")) -> Limits:
             folder = mount / inner
             memory += _memory(folder)
             cpus += _cpus(folder)
-    tightest = min(memory, default=None)
-    return Limits(
-        memory_bytes=tightest[0] if tightest else None,
-        memory_used_bytes=tightest[1] if tightest else None,
-        cpus=min(cpus, default=None),
-    )
+    limit, used = min(memory, default=(None, None))
+    return Limits(memory_bytes=limit, memory_used_bytes=used, cpus=min(cpus, default=None))
 
 
 def _groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
@@ -55,10 +51,8 @@ def _memory(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cpus(folder: Path) -> Iterator[float]:
-    words = _read(folder / "cpu.max").split() or [
-        _read(folder / "cpu.cfs_quota_us"),
-        _read(folder / "cpu.cfs_period_us"),
-    ]
+    words = _read(folder / "cpu.max").split()
+    words = words or [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
     if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
         yield int(words[0]) / int(words[1])
 

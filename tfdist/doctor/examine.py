@@ -10,6 +10,7 @@ from tfdist.doctor import cgroup, framework, gpu_check, machine_check, native_ch
 from tfdist.doctor.finding import Finding, warning
 from tfdist.native.build_target import version_of_tensorflow
 from tfdist.native.horovod_record import find_installed
+from tfdist.processes import shared_memory
 
 _SHORT_SECONDS = 20.0
 
@@ -85,7 +86,7 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         ),
         Check("memory", lambda: machine_check.judge_memory(machine_check.observe_memory(limits()))),
         Check("processors", lambda: machine_check.judge_processors(machine_check.observe_processors(limits()))),
-        Check("shared-memory", lambda: machine_check.judge_shared_memory(machine_check.observe_shared_memory())),
+        Check("shared-memory", lambda: machine_check.judge_shared_memory(shared_memory.observe())),
         Check("open-files", lambda: machine_check.judge_open_files(*machine_check.observe_open_files())),
         Check("ports", lambda: network_check.judge_ports(network_check.observe_ports())),
         Check(

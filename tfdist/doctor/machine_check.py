@@ -3,7 +3,6 @@
 import ctypes
 import os
 import resource
-import shutil
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -120,10 +119,6 @@ def judge_processors(processors: Processors) -> list[Finding]:
     why = f"TensorFlow starts {processors.usable} threads per pool; beyond the quota all of them are stopped together"
     cure = f"export TF_NUM_INTRAOP_THREADS={threads} TF_NUM_INTEROP_THREADS={threads} OMP_NUM_THREADS={threads}"
     return [warning("processors", f"{seen}, with a quota of {processors.quota:.2g} cores", why, cure)]
-
-
-def observe_shared_memory(path: Path = Path("/dev/shm")) -> int | None:
-    return shutil.disk_usage(path).total if path.is_dir() else None
 
 
 def judge_shared_memory(total_bytes: int | None) -> list[Finding]:

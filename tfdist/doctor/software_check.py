@@ -211,16 +211,11 @@ def judge_toolchain(tools: Toolchain) -> list[Finding]:
     """Judge the tools of builds: of Horovod, and of tfdist's own ops, without which training is slower."""
     horovod = "only `tfdist build horovod` needs it; training does not"
     ops = "`tfdist build horovod` needs it; training does without, and is slower"
-    findings = []
-    for name, version, package, needs in (
-        ("compiler", tools.compiler, "g++", ops),
-        ("make", tools.make, "make", horovod),
-    ):
-        if version:
-            findings.append(ok(name, version))
-        else:
-            findings.append(note(name, "not found", needs, f"apt-get install {package}"))
-    return findings
+    rows = (("compiler", tools.compiler, "g++", ops), ("make", tools.make, "make", horovod))
+    return [
+        ok(name, version) if version else note(name, "not found", needs, f"apt-get install {package}")
+        for name, version, package, needs in rows
+    ]
 
 
 _BUILD = "tfdist build horovod"

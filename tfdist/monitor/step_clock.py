@@ -111,13 +111,8 @@ class StepClock:
             raise error
         if observer in self.observers:  # another thread may have met it too
             self.detach(observer)
-            name = type(observer).__qualname__
-            logging.getLogger("tfdist").warning(
-                "The step observer %s has raised %r; it is told nothing more, and training continues.",
-                name,
-                error,
-                exc_info=error,
-            )
+            text = "The step observer %s has raised %r; it is told nothing more, and training continues."
+            logging.getLogger("tfdist").warning(text, type(observer).__qualname__, error, exc_info=error)
 
     def warn(self, sentence: str) -> None:
         """Warn, in the log and to observers, about how steps are computed, such as a value that is not one device's."""

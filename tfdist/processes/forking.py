@@ -122,10 +122,8 @@ def serve(agent: socket.socket) -> socket.socket:
                     return channel.dup()
                 there.close()
                 answer = _worker_of(between, here)
-            with contextlib.suppress(OSError):
-                here.sendall(
-                    READY
-                )  # sent first: once the agent knows the worker, the worker depends on no process here
+            with contextlib.suppress(OSError):  # first: once the agent knows the worker, it depends on no process here
+                here.sendall(READY)
             with contextlib.suppress(OSError):
                 agent.sendall(NUMBER.pack(answer) + READY)  # sent together, so that the agent finds this process ready
 

@@ -34,12 +34,7 @@ def main(job_id: str, *paths: str) -> None:
 
 
 def sessions_left(said: Sequence[int]) -> set[int]:
-    """Return the sessions that the agent has named and not taken back.
-
-    Example:
-        >>> sessions_left([41, 42, -41])
-        {42}
-    """
+    """Return the sessions that the agent has named and not taken back."""
     left: set[int] = set()
     for number in said:
         if number > 0:

@@ -66,15 +66,9 @@ def guarded(
 ) -> Iterator[Guard]:
     """Yield a guard; after the block its folders and process are gone, and so are leftovers of dead jobs."""
     with contextlib.ExitStack() as stack:
-        try:
-            clear([parent or Path(tempfile.gettempdir()), *([MEMORY] if in_memory else [])])
-            directory = stack.enter_context(claimed(job_id, parent))
-        except OSError as error:
-            raise TfdistError(
-                f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
-            ) from error
-        memory = directory
+        directory = memory = claim(stack, job_id, parent)
         if in_memory:
+            clear([MEMORY])
             with contextlib.suppress(OSError):
                 memory = stack.enter_context(claimed(job_id, MEMORY))
         for path in also:
@@ -108,6 +102,17 @@ def _guardian(job_id: str, paths: list[str]) -> "Iterator[subprocess.Popen[bytes
         with contextlib.suppress(BrokenPipeError):  # for data that could not be written
             process.stdin.close()
         end_process(process, guardian.DEADLINE_SECONDS)
+
+
+def claim(stack: contextlib.ExitStack, job_id: str, parent: Path | None = None) -> Path:
+    """Return a folder that is `claimed` until the stack is closed; remove leftovers of dead jobs before."""
+    try:
+        clear([parent or Path(tempfile.gettempdir())])
+        return stack.enter_context(claimed(job_id, parent))
+    except OSError as error:
+        raise TfdistError(
+            f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -149,16 +154,13 @@ def _remove_if_dead(folder: Path) -> None:
     with contextlib.suppress(OSError):  # it lives, has gone meanwhile, or is another user's
         descriptor = _opened(folder)
         try:
-            if os.fstat(descriptor).st_uid != os.geteuid() or not _is_ours(folder):
+            host = (folder / _HOST_FILE).read_text(encoding="utf-8")
+            if os.fstat(descriptor).st_uid != os.geteuid() or host != socket.gethostname():
                 return
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             guardian.remove(str(folder))
         finally:
             os.close(descriptor)
-
-
-def _is_ours(folder: Path) -> bool:
-    return (folder / _HOST_FILE).read_text(encoding="utf-8") == socket.gethostname()
 
 
 def _opened(folder: Path) -> int:

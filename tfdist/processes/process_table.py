@@ -14,28 +14,16 @@ _PROC = "/proc"
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process, as it was when it was read.
-
-    Attributes:
-        pid: its number.
-        parent: the number of its parent.
-        session: the number of its session.
-        is_zombie: whether it has ended, and its parent has not collected it.
-    """
+    """A process, as it was when it was read."""
 
     pid: int
     parent: int
     session: int
-    is_zombie: bool
+    is_zombie: bool  # it has ended, and its parent has not collected it
 
 
 def processes() -> Iterator[Process]:
-    """Yield every process that can be looked at.
-
-    Example:
-        >>> [one.session == os.getsid(0) for one in processes() if one.pid == os.getpid()]
-        [True]
-    """
+    """Yield every process that can be looked at."""
     if not os.path.exists(f"{_PROC}/self/stat"):
         yield from _by_psutil()
         return

@@ -23,20 +23,8 @@ from tfdist.variables import PREFIX
 # Other variables are handed over to each worker.
 _READ = (
     *("TF_", "TF2_", "XLA_", "KERAS_", "CUDA_", "NVIDIA_", "ROCM_", "HIP_", "TPU_", "NCCL_", "LD_", "PYTHON", "OMP_"),
-    *(
-        "GOMP_",
-        "KMP_",
-        "MKL_",
-        "OPENBLAS_",
-        "GOTO_",
-        "BLIS_",
-        "NVPL_",
-        "NUMEXPR_",
-        "NPY_",
-        "NUMPY_",
-        "ONEDNN_",
-        "DNNL_",
-    ),
+    *("GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NVPL_", "NUMEXPR_"),
+    *("NPY_", "NUMPY_", "ONEDNN_", "DNNL_"),
     *("HDF5_", "ABSL_", "GLOG_", "GRPC_", "GCS_", "MALLOC_", "GLIBC_", "GFORTRAN_", "LLVM_", "OPENSSL_", "LC_"),
     *("SCIPY_", "SKLEARN_", "JOBLIB_", "LOKY_", "PILLOW_", "PSUTIL_", "MPL", "MATPLOTLIB", "XDG_C", "XDG_DATA_HOME"),
     *("HOROVOD_", "ACC_", "TEST_", "PROTOCOL_BUFFERS_", "TEMPORARILY_", "TRAITLETS_", "WRAPT_", "FREETYPE_"),
@@ -80,7 +68,8 @@ def identity(environ: Mapping[str, str]) -> dict[str, str]:
         "the limit of stacks": str(resource.getrlimit(resource.RLIMIT_STACK)),
         "the personality": _text("/proc/self/personality"),
     }
-    if any(not os.path.isabs(one) for name in _LISTS_OF_FOLDERS if name in environ for one in _entries(environ[name])):
+    lists = [environ[name].split(os.pathsep) for name in _LISTS_OF_FOLDERS if environ.get(name)]
+    if not all(os.path.isabs(one) for entries in lists for one in entries):
         own["the working directory"] = os.getcwd()
     return own | of_imports(environ)
 
@@ -102,25 +91,15 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The inherited state that a forking process can hand over to a worker.
-
-    Attributes:
-        umask: the mask for the permissions of new files.
-        nice: the priority.
-        oom: the kernel's adjustment of the process's score for when memory is short.
-        limits: soft and hard limits; the keys are the numbers of the resources, as texts.
-        ignored: the signals that are ignored.
-        blocked: the signals that are blocked.
-        groups: the control groups, in the kernel's format.
-    """
+    """The inherited state that a forking process can hand over to a worker."""
 
     umask: int
     nice: int
-    oom: str
-    limits: Mapping[str, tuple[int, int]]
-    ignored: tuple[int, ...]
+    oom: str  # the kernel's adjustment of the process's score for when memory is short
+    limits: Mapping[str, tuple[int, int]]  # soft and hard, by the numbers of the resources as texts
+    ignored: tuple[int, ...]  # signals
     blocked: tuple[int, ...]
-    groups: str
+    groups: str  # control groups, in the kernel's format
 
     @classmethod
     def here(cls) -> "Conditions":
@@ -183,14 +162,8 @@ def _join_groups(wanted: str) -> None:
 
 
 def _status() -> dict[str, str]:
-    return {
-        name: value.strip()
-        for name, _, value in (one.partition(":") for one in _text("/proc/self/status").splitlines())
-    }
-
-
-def _entries(text: str) -> list[str]:
-    return text.split(os.pathsep) if text else []
+    lines = (one.partition(":") for one in _text("/proc/self/status").splitlines())
+    return {name: value.strip() for name, _, value in lines}
 
 
 def _text(path: str) -> str:

@@ -122,12 +122,8 @@ def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, s
                         return _kept(connection, record, request, folders)
                     jobs, due = jobs + 1, time.monotonic() + idle_seconds
                 else:
-                    about = {
-                        "pid": os.getpid(),
-                        "age_seconds": time.monotonic() - begun,
-                        "jobs": jobs,
-                        "idle_seconds": idle_seconds,
-                    }
+                    age = time.monotonic() - begun
+                    about = {"pid": os.getpid(), "age_seconds": age, "jobs": jobs, "idle_seconds": idle_seconds}
                     refused = f"{changed} has changed since it was started" if changed else ""
                     send(connection, {**about, "identity": identity, "refused": refused})
                 if request["ask"] == END or (request["ask"] == KEEP and changed):

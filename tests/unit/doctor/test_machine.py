@@ -65,11 +65,6 @@ def test_shared_memory(size: int | None, level: Level) -> None:
     assert ("--shm-size" in finding.cure) == (level is Level.WARNING)
 
 
-def test_shared_memory_is_observed(tmp_path: Path) -> None:
-    assert (machine_check.observe_shared_memory(tmp_path) or 0) > 0
-    assert machine_check.observe_shared_memory(tmp_path / "none") is None
-
-
 @pytest.mark.parametrize(
     ("soft", "hard", "level", "cure"),
     [

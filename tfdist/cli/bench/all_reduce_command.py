@@ -41,16 +41,13 @@ from tfdist.validation import as_bytes
     multiple=True,
     help="With --link: native by this algorithm, too.",
 )
-@click.option("--min-bytes", metavar="SIZE", default="4K", show_default=True, help="Smallest tensor.")
-@click.option("--max-bytes", metavar="SIZE", default="256M", show_default=True, help="Largest tensor.")
-@click.option(
-    "--factor", type=click.IntRange(2), default=4, show_default=True, help="Factor from one size to the next."
-)
+@click.option("--min-bytes", metavar="SIZE", default="4K", help="Smallest tensor.")
+@click.option("--max-bytes", metavar="SIZE", default="256M", help="Largest tensor.")
+@click.option("--factor", type=click.IntRange(2), default=4, help="Factor from one size to the next.")
 @click.option(
     "--gradients",
     type=click.Choice([*MODELS, "none"]),
     default="resnet50",
-    show_default=True,
     help="Also reduce the gradients of this model.",
 )
 @link_options

@@ -28,17 +28,15 @@ from tfdist.planner.plot_style import require_matplotlib
 @click.option("--codec", "codecs", metavar="NAME", multiple=True, help="Codec, such as powersgd:rank=4; repeatable.")
 @click.option("--import", "modules", metavar="MODULE", multiple=True, help="Registers your codecs; repeatable.")
 @click.option("--model", type=click.Choice(MODELS), help=f"Model to train; default: {CodecBench.model}.")
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Worker processes.")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Global batch size.")
+@click.option("--workers", type=click.IntRange(2), default=2, help="Worker processes.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, help="Global batch size.")
 @link_options
 @click.option("--steps", type=click.IntRange(1), help=f"Default: {CodecBench.steps}; with --train {CodecRace.steps}.")
 @click.option(
     "--rounds", type=click.IntRange(1), help=f"Default: {CodecBench.rounds}; with --train {CodecRace.rounds}."
 )
 @click.option("--train", is_flag=True, help="Train to an accuracy, not for steps.")
-@click.option(
-    "--target", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Target accuracy."
-)
+@click.option("--target", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Target accuracy.")
 @json_option
 @plot_option
 def command(

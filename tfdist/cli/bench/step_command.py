@@ -32,7 +32,7 @@ from tfdist.errors import MissingDependencyError
     multiple=True,
     help="Backends for multi-worker; repeatable.",
 )
-@click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Replicas under mirrored.")
+@click.option("--replicas", type=click.IntRange(1), default=2, help="Replicas under mirrored.")
 @field_options(StepBench)
 @json_option
 def command(

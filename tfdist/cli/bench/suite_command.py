@@ -32,12 +32,7 @@ def link_of(link: str | None, delay_ms: float | None) -> EmulatedLink | None:
 
 
 def suite_command(
-    name: str,
-    suite: type[Suite],
-    *,
-    examples: Mapping[str, str],
-    page: str,
-    has_picture: bool = False,
+    name: str, suite: type[Suite], *, examples: Mapping[str, str], page: str, has_picture: bool = False
 ) -> click.Command:
     """Return the command of a suite; the docstring of the suite is the help of the command."""
 
@@ -46,11 +41,9 @@ def suite_command(
             require_matplotlib()
         leave(measured(suite(**values)), json_path, plot)
 
-    decorators: list[Callable[[Any], Any]] = [field_options(suite), json_option]
-    for decorator in reversed([*decorators, plot_option] if has_picture else decorators):
-        command = decorator(command)
+    options = json_option(plot_option(command) if has_picture else command)
     made = click.command(name, cls=Command, examples=examples, page=page, help=inspect.getdoc(suite))
-    return made(command)
+    return made(field_options(suite)(options))
 
 
 def measured(suite: Suite) -> Any:

@@ -10,7 +10,7 @@ import click
 from tfdist.validation import nearest
 
 WIDTH = 100
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": True}
 # The settings of commands that start a script: words after the script's name are its arguments.
 PASSES_ARGUMENTS = {**SETTINGS, "allow_interspersed_args": False}
 
@@ -66,14 +66,8 @@ class Command(click.Command):
         names = [one.name for one in self.params]
         self._exclusive = {name for name in names if names.count(name) > 1}
         if tells_all:
-            flag: dict[str, Any] = {
-                "is_flag": True,
-                "is_eager": True,
-                "expose_value": False,
-                "hidden": True,
-                "callback": _tell_all,
-            }
-            self.params.append(click.Option(["--help-all"], help="Show all options.", **flag))
+            flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "hidden": True}
+            self.params.append(click.Option(["--help-all"], help="Show all options.", callback=_tell_all, **flag))
         for one in self.params:
             if isinstance(one, click.Option) and one.metavar is None and not one.is_flag:
                 one.metavar = _METAVARS.get(one.type.name)

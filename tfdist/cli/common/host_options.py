@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ DEMANDS = {
     "wait_seconds": "--wait-seconds",
 }
 
+_hidden = partial(option, is_hidden=True)
+_text = partial(_hidden, None, kind=str)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions:
@@ -39,72 +43,39 @@ class HostOptions:
 
     dry_run: bool = option(False, "Print each process; start nothing.")
     hosts: str | None = option(None, "Hosts to run on, as a:2,b:2; by ssh or by --engine.", kind=str, metavar="HOSTS")
-    launcher_name: str | None = option(
+    launcher_name: str | None = _hidden(
         None,
         "Launcher of the workers; --engines lists all.",
         kind=str,
         flags=("--engine",),
         choices=tuple(LAUNCHERS),
         metavar="NAME",
-        is_hidden=True,
     )
-    sbatch: str = option(
-        "", "Options of sbatch, for jobs that are submitted to Slurm.", metavar="OPTIONS", is_hidden=True
+    sbatch: str = _hidden("", "Options of sbatch, for jobs that are submitted to Slurm.", metavar="OPTIONS")
+    sbatch_servers: str | None = _text("Options of sbatch, for chief and parameter servers.", metavar="OPTIONS")
+    search: tuple[str, ...] = _hidden(
+        (), "Submit an array of jobs, one for each value; several.", metavar="NAME=VALUE,VALUE"
     )
-    sbatch_servers: str | None = option(
-        None, "Options of sbatch, for chief and parameter servers.", kind=str, metavar="OPTIONS", is_hidden=True
-    )
-    search: tuple[str, ...] = option(
-        (), "Submit an array of jobs, one for each value; several.", metavar="NAME=VALUE,VALUE", is_hidden=True
-    )
-    ssh_command: str | None = option(
-        None, "Command in place of ssh.", kind=str, metavar="COMMAND", variable=SSH_COMMAND.name, is_hidden=True
-    )
-    mpi_command: str | None = option(
-        None, "Command in place of mpirun.", kind=str, metavar="COMMAND", variable=MPI_COMMAND.name, is_hidden=True
-    )
-    rendezvous: str | None = option(
-        None,
-        "Address at which hosts join, for --engine agent and mpi.",
-        kind=str,
-        metavar="ADDRESS[:PORT]",
-        is_hidden=True,
-    )
-    key_file: str | None = option(
-        None, "File with the key of the job, for --engine agent.", kind=str, metavar="PATH", is_hidden=True
-    )
-    remote_python: str | None = option(
-        None, "Python on the other hosts.", kind=str, metavar="PATH", variable=REMOTE_PYTHON.name, is_hidden=True
-    )
-    pass_env: tuple[str, ...] = option(
-        (), "A variable that workers on other hosts get; several.", metavar="NAME", is_hidden=True
-    )
-    ray_address: str | None = option(
-        None, "Address of the cluster of Ray.", kind=str, metavar="ADDRESS", variable="RAY_ADDRESS", is_hidden=True
-    )
-    cpus_per_worker: float | None = option(
-        None, "CPUs that each worker is given.", kind=float, metavar="C", is_hidden=True
-    )
+    ssh_command: str | None = _text("Command in place of ssh.", metavar="COMMAND", variable=SSH_COMMAND.name)
+    mpi_command: str | None = _text("Command in place of mpirun.", metavar="COMMAND", variable=MPI_COMMAND.name)
+    rendezvous: str | None = _text("Address at which hosts join, for --engine agent and mpi.", metavar="ADDRESS[:PORT]")
+    key_file: str | None = _text("File with the key of the job, for --engine agent.", metavar="PATH")
+    remote_python: str | None = _text("Python on the other hosts.", metavar="PATH", variable=REMOTE_PYTHON.name)
+    pass_env: tuple[str, ...] = _hidden((), "A variable that workers on other hosts get; several.", metavar="NAME")
+    ray_address: str | None = _text("Address of the cluster of Ray.", metavar="ADDRESS", variable="RAY_ADDRESS")
+    cpus_per_worker: float | None = _hidden(None, "CPUs that each worker is given.", kind=float, metavar="C")
     gpus_per_worker: float | None = None  # an option of `LaunchConfig`
-    memory_per_worker: str | None = option(
-        None, "Memory that each worker is given, as 16G.", kind=str, metavar="SIZE", is_hidden=True
-    )
-    wait_seconds: float | None = option(
-        None, "Seconds until Ray must have room for all workers.", kind=float, metavar="S", is_hidden=True
+    memory_per_worker: str | None = _text("Memory that each worker is given, as 16G.", metavar="SIZE")
+    wait_seconds: float | None = _hidden(
+        None, "Seconds until Ray must have room for all workers.", kind=float, metavar="S"
     )
     # options of a job for Kubernetes
-    image: str | None = option(
-        None, "Image of the containers, for Kubernetes.", kind=str, metavar="IMAGE", is_hidden=True
-    )
-    namespace: str | None = option(
-        None, "Namespace of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True
-    )
-    kind: str | None = option(None, "Kind of the job, for Kubernetes.", kind=str, choices=KINDS, is_hidden=True)
-    name: str | None = option(None, "Name of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
-    topology: str | None = option(
-        None, "A label of nodes that must be alike for all pods.", kind=str, metavar="LABEL", is_hidden=True
-    )
-    pod: str | None = option(None, "A pod template, for Kubernetes.", kind=str, metavar="FILE", is_hidden=True)
+    image: str | None = _text("Image of the containers, for Kubernetes.", metavar="IMAGE")
+    namespace: str | None = _text("Namespace of the job, for Kubernetes.", metavar="NAME")
+    kind: str | None = _text("Kind of the job, for Kubernetes.", choices=KINDS)
+    name: str | None = _text("Name of the job, for Kubernetes.", metavar="NAME")
+    topology: str | None = _text("A label of nodes that must be alike for all pods.", metavar="LABEL")
+    pod: str | None = _text("A pod template, for Kubernetes.", metavar="FILE")
 
     @property
     def of_worker(self) -> dict[str, Any]:

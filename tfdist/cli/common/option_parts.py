@@ -52,15 +52,13 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
         folder = Path(str(found)).parent
-        if not (self.allow_dash and str(found) == "-"):
-            if not folder.is_dir():
-                self.fail(
-                    f"{str(found)!r}: the folder {str(folder)!r} does not exist. Create it, or name another.",
-                    param,
-                    ctx,
-                )
-            if not (self._appends and os.path.exists(found)) and not os.access(folder, os.W_OK | os.X_OK):
-                self.fail(f"{str(found)!r}: the folder {str(folder)!r} is not writable. Name another.", param, ctx)
+        if self.allow_dash and str(found) == "-":
+            return found
+        begun = f"{str(found)!r}: the folder {str(folder)!r}"
+        if not folder.is_dir():
+            self.fail(f"{begun} does not exist. Create it, or name another.", param, ctx)
+        if not (self._appends and os.path.exists(found)) and not os.access(folder, os.W_OK | os.X_OK):
+            self.fail(f"{begun} is not writable. Name another.", param, ctx)
         return found
 
 

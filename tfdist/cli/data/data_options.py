@@ -60,7 +60,11 @@ follow_option = click.option(
 
 
 records_option = click.option(
-    "--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="Kind of records; raw: any bytes."
+    "--records",
+    type=click.Choice(CONTENTS),
+    default=EXAMPLES,
+    show_default=False,
+    help="Kind of records; raw: any bytes.",
 )
 
 
@@ -96,13 +100,8 @@ def echo_some(lines: list[str], *, last: int) -> None:
 
 class Reading(Watch):
     def __init__(self, what: str) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        super().__init__(TextColumn("{task.description}"), *columns)
         self._task = self.progress.add_task(what, total=None)
 
     def show(self, read: int, total: int) -> None:

@@ -120,11 +120,8 @@ def _without_picture(number: int, picture: str | None, found: dict[str, dict[str
 
 def _print_json(shown: Any, directory: str, total: int, label: str | None) -> int:
     rows = list(shown)
-    click.echo(
-        json.dumps(
-            {"directory": directory, "examples": total, "label": label, "shown": rows}, indent=2, allow_nan=False
-        )
-    )
+    content = {"directory": directory, "examples": total, "label": label, "shown": rows}
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
     return sum("problem" in row for row in rows)
 
 

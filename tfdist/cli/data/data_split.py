@@ -41,7 +41,7 @@ from tfdist.errors import ConfigError
 @click.option(
     "--minimum", type=click.IntRange(1), metavar="N", help="Fewest examples of a client, for --dirichlet; 1 by default."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the division.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the division.")
 @storage_option
 @follow_option
 def command(

@@ -72,7 +72,9 @@ _STEP_BYTES = 1 << 30  # the same if the total is unknown
 @click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the examples in DIRECTORY.")
 @click.option("--append", "exists", flag_value="append", help="Add to the examples in DIRECTORY.")
 @click.option("--keep", "exists", flag_value="keep", help="If it has examples, write nothing; exit with 0.")
-@click.option("--check-images/--no-check-images", default=True, help="Decode each picture first; the default.")
+@click.option(
+    "--check-images/--no-check-images", default=True, show_default=False, help="Decode each picture first; the default."
+)
 @click.option("--convert-images", is_flag=True, help="Convert BMP and WebP to PNG; else refused.")
 @storage_option
 @click.option(

@@ -42,18 +42,10 @@ from tfdist.cli.federated.federation_options import (
     metavar="FOLDER",
     help="Folder for this client's state; runs/federated-NAME by default.",
 )
-@click.option(
-    "--wait-seconds", type=click.FloatRange(0), default=600.0, show_default=True, help="How long to wait for a server."
-)
+@click.option("--wait-seconds", type=click.FloatRange(0), default=600.0, help="How long to wait for a server.")
 @app_argument
 def command(
-    file: Path,
-    server: str,
-    key: Path,
-    federation: Path | None,
-    secure: bool,
-    state: Path | None,
-    wait_seconds: float,
+    file: Path, server: str, key: Path, federation: Path | None, secure: bool, state: Path | None, wait_seconds: float
 ) -> None:
     """Train APP.PY's `app` on the data of one client, whose name is in the key, until the server ends the run.
 

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +10,6 @@ from tfdist.cli.common.progress import unwinding
 from tfdist.cli.federated.federation_options import (
     app_argument,
     export_option,
-    exporting,
     hide_noise_of_tensorflow,
     output_option,
     require_cryptography,
@@ -21,10 +19,8 @@ from tfdist.cli.federated.federation_options import (
     seed_option,
     show_end,
     sums_of,
+    told_rounds,
 )
-
-if TYPE_CHECKING:
-    from tfdist.federated import RoundRecord
 
 
 @click.command(
@@ -47,12 +43,11 @@ if TYPE_CHECKING:
 @rounds_option
 @seed_option
 @secure_option
-@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", show_default=True, help="Address for clients.")
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", help="Address for clients.")
 @click.option(
     "--keys",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("keys"),
-    show_default=True,
     metavar="FOLDER",
     help="Folder with server.key and federation.json.",
 )
@@ -82,19 +77,14 @@ def command(
 
     from tfdist.cluster.cluster_values import split_address
     from tfdist.federated.app_file import load_app
-    from tfdist.federated.round_history import ROUNDS, read_rounds, shown
+    from tfdist.federated.round_history import ROUNDS, read_rounds
     from tfdist.federated.running.federation_run import serve
     from tfdist.federated.transport import federation_keys
 
     host, port = split_address("--listen", listen)
     keras.utils.set_random_seed(seed)
     app = load_app(file)
-    with unwinding(), exporting(exports, app, output, rounds=rounds, seed=seed) as export:
-
-        def on_round(record: "RoundRecord") -> None:
-            click.echo(shown(record))
-            export(record)
-
+    with unwinding(), told_rounds(exports, app, output, rounds=rounds, seed=seed) as tell:
         serve(
             app,
             federation_keys.read_server_key(keys / federation_keys.SERVER_FILE),
@@ -107,6 +97,6 @@ def command(
             resume=resume,
             sums=sums_of(app, secure),
             told=lambda line: click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True),
-            on_round=on_round,
+            on_round=tell,
         )
     show_end(read_rounds(output / ROUNDS), output)

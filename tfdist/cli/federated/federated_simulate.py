@@ -12,13 +12,13 @@ from tfdist.cli.common.progress import Watch, unwinding
 from tfdist.cli.federated.federation_options import (
     app_argument,
     export_option,
-    exporting,
     hide_noise_of_tensorflow,
     output_option,
     resume_option,
     rounds_option,
     seed_option,
     show_end,
+    told_rounds,
 )
 from tfdist.errors import ConfigError
 
@@ -52,13 +52,7 @@ if TYPE_CHECKING:
     metavar="PART:ATTACK",
     help="Have a part of the clients lie: sign-flip, alie, ipm, mimic or label-flip; :STRENGTH may follow.",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Processes that train clients at the same time.",
-)
+@click.option("--processes", type=click.IntRange(1), default=1, help="Processes that train clients at the same time.")
 @output_option
 @resume_option
 @export_option
@@ -87,7 +81,6 @@ def command(
 
     from tfdist.federated import simulate
     from tfdist.federated.robust.lying_clients import read
-    from tfdist.federated.round_history import shown
 
     keras.utils.set_random_seed(seed)
     lying = None if liars is None else read(liars)
@@ -95,17 +88,12 @@ def command(
     if clients is not None:
         app = _with_clients(app, clients)
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        unwinding(),
-        Watch(*columns) as watch,
-        exporting(exports, app, output, rounds=rounds, seed=seed) as export,
-    ):
+    with unwinding(), Watch(*columns) as watch, told_rounds(exports, app, output, rounds=rounds, seed=seed) as tell:
         bar = watch.progress.add_task("rounds", total=rounds)
 
         def on_round(record: "RoundRecord") -> None:
-            click.echo(shown(record))
+            tell(record)
             watch.progress.update(bar, completed=record.round + 1)
-            export(record)
 
         result = simulate(
             app,

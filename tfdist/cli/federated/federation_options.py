@@ -16,17 +16,12 @@ from tfdist.jobs.output.tf_log_filter import hide_noise
 if TYPE_CHECKING:
     from tfdist.federated import App, RoundRecord, SecureSums
 
-rounds_option = click.option(
-    "--rounds", type=click.IntRange(1), default=10, show_default=True, help="Number of rounds."
-)
-seed_option = click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights, clients and orders."
-)
+rounds_option = click.option("--rounds", type=click.IntRange(1), default=10, help="Number of rounds.")
+seed_option = click.option("--seed", type=click.IntRange(0), default=0, help="Seed of weights, clients and orders.")
 output_option = click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs", "federated"),
-    show_default=True,
     metavar="FOLDER",
     help="Folder of rounds.jsonl, rounds.png, model.keras and checkpoints.",
 )
@@ -47,21 +42,27 @@ export_option = click.option(
 
 
 @contextmanager
-def exporting(
+def told_rounds(
     texts: Sequence[str], app: "App", folder: Path, *, rounds: int, seed: int
 ) -> "Iterator[Callable[[RoundRecord], None]]":
-    """Yield a function that passes records of rounds to the exporters of `--export`, within a block."""
+    """Yield a function that prints records of rounds and passes them to the exporters of `--export`, within a block."""
     from tfdist.federated.round_exporters import RunAbout, exported, targets_of
+    from tfdist.federated.round_history import shown
     from tfdist.federated.session_files import run_id
 
     if not texts:
-        yield lambda _: None
+        yield lambda record: click.echo(shown(record))
         return
     targets = targets_of(texts, option="--export")
     parameters = {"algorithm": repr(app.algorithm), "participation": repr(app.participation), "seed": str(seed)}
     about = RunAbout(run_id(folder), {**parameters, "aggregator": type(app.aggregator).__name__, "rounds": str(rounds)})
     with exported(targets, about, warn=lambda text: click.echo(text, err=True)) as put:
-        yield put
+
+        def tell(record: "RoundRecord") -> None:
+            click.echo(shown(record))
+            put(record)
+
+        yield tell
 
 
 def hide_noise_of_tensorflow() -> None:

@@ -50,15 +50,12 @@ from tfdist.validation import as_bytes, counted
     "--kind", "kinds", multiple=True, metavar="NAME=N,...", help="Devices of a kind, in place of --devices; repeatable."
 )
 @click.option("--link", metavar="RATE", help="Link between devices, as 1gbit; else calibrated or measured.")
-@click.option(
-    "--delay", "delay_ms", type=float, default=0.05, show_default=True, help="Delay of the link, ms each way."
-)
+@click.option("--delay", "delay_ms", type=float, default=0.05, help="Delay of the link, ms each way.")
 @click.option("--threads", type=click.IntRange(1), help="Processor threads of a device; all by default.")
 @click.option(
     "--schedule",
     type=click.Choice(SCHEDULES),
     default=SCHEDULES[0],
-    show_default=True,
     metavar="NAME",
     help=f"Schedule of pipelines: {', '.join(SCHEDULES)}.",
 )
@@ -69,7 +66,6 @@ from tfdist.validation import as_bytes, counted
     "--objective",
     type=click.Choice(OBJECTIVES),
     default="time",
-    show_default=True,
     metavar="NAME",
     help="Minimize the time or price of a step.",
 )
@@ -180,12 +176,8 @@ def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> 
 def _print(report: Report, script: Sequence[str]) -> None:
     console = screen(200, highlight=False)
     profile: Profile = report.profile
-    console.print(
-        escape(
-            f"{profile.model}: {len(profile.layers)} layers, {shown_bytes(profile.parameter_bytes)} of "
-            f"weights, {profile.batch:,} examples in a step; line: {report.link}"
-        )
-    )
+    weights = f"{len(profile.layers)} layers, {shown_bytes(profile.parameter_bytes)} of weights"
+    console.print(escape(f"{profile.model}: {weights}, {profile.batch:,} examples in a step; line: {report.link}"))
     alone = ", one device in one alone" if profile.alone is not None else ""
     console.print(f"measured in {shown_processes(profile.processes)}{alone}", style="dim")
     covered = ", ".join(f"{part:.0%}" for part in profile.coverage)
@@ -207,10 +199,8 @@ def _print(report: Report, script: Sequence[str]) -> None:
     if best is not None and best.command(script):
         console.print(escape(best.command(script)), soft_wrap=True, style="bold")
         if best.code():
-            console.print(
-                escape(f"Without from_environment() in the script: PipelineStrategy({best.code()}, ...)"),
-                soft_wrap=True,
-            )
+            text = f"Without from_environment() in the script: PipelineStrategy({best.code()}, ...)"
+            console.print(escape(text), soft_wrap=True)
 
 
 def _print_layouts(report: Report) -> None:

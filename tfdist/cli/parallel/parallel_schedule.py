@@ -22,18 +22,13 @@ from tfdist.tune.schedule_run import measured
     },
     page="pipeline-schedules",
 )
-@click.option("--stages", type=click.IntRange(1, 64), default=4, show_default=True, help="Stages of the pipeline.")
-@click.option(
-    "--microbatches", type=click.IntRange(1, 1024), default=8, show_default=True, help="Micro-batches of a batch."
-)
-@click.option(
-    "--chunks", type=click.IntRange(1, 64), default=1, show_default=True, help="Parts of the model on each stage."
-)
+@click.option("--stages", type=click.IntRange(1, 64), default=4, help="Stages of the pipeline.")
+@click.option("--microbatches", type=click.IntRange(1, 1024), default=8, help="Micro-batches of a batch.")
+@click.option("--chunks", type=click.IntRange(1, 64), default=1, help="Parts of the model on each stage.")
 @click.option(
     "--backward",
     type=click.FloatRange(0, min_open=True),
     default=2.0,
-    show_default=True,
     help="Time of a backward pass, in forward passes.",
 )
 @click.option(
@@ -43,7 +38,6 @@ from tfdist.tune.schedule_run import measured
     "--forward-seconds",
     type=click.FloatRange(0, 60, min_open=True),
     default=0.1,
-    show_default=True,
     help="How long a forward pass sleeps with --measure.",
 )
 @plot_option

@@ -21,24 +21,16 @@ _DIVISORS = (2, 8, 32, 128)  # of the batch, to be measured; times between them 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 timeout_option = click.option(
-    "--timeout-seconds",
-    type=click.FloatRange(1),
-    default=600.0,
-    show_default=True,
-    metavar="S",
-    help="Longest time for each measurement.",
+    "--timeout-seconds", type=click.FloatRange(1), default=600.0, metavar="S", help="Longest time for each measurement."
 )
 _OPTIONS = (
     click.option("--link", metavar="LINK", help="Between hosts: 10gbit, 25gbit:0.02 (with ms), ndr, ..."),
     click.option("--hosts", metavar="N:LINK", help="Devices of a host and their link, as 8:nvlink4."),
-    click.option(
-        "--device", default=HERE, show_default=True, metavar="NAME", help="Device: h100, a100, ..., or 12x this one."
-    ),
+    click.option("--device", default=HERE, metavar="NAME", help="Device: h100, a100, ..., or 12x this one."),
     click.option(
         "--precision",
         type=click.Choice(PRECISIONS),
         default=PRECISIONS[0],
-        show_default=True,
         metavar="NAME",
         help="For named devices: float32, mixed.",
     ),

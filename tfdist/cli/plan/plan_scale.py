@@ -62,12 +62,10 @@ _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadl
     epilog="Exit code: 0 when a row meets the limits, 1 when none does or the script fails, 2 otherwise.",
     page="plan",
 )
-@click.option("--workers", default="1..8", show_default=True, metavar="N,...", help="Numbers: 1..64 doubles; or 1,2,6.")
+@click.option("--workers", default="1..8", metavar="N,...", help="Numbers: 1..64 doubles; or 1,2,6.")
 @plan_options
 @click.option("--examples", type=float, metavar="N", help="Examples of an epoch; else times are for a million.")
-@click.option(
-    "--epochs", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Epochs to train."
-)
+@click.option("--epochs", type=click.FloatRange(0, min_open=True), default=1.0, help="Epochs to train.")
 @click.option("--noise-scale", type=float, metavar="N", help="Noise scale of gradients, for larger batches.")
 @click.option(
     "--method",
@@ -77,7 +75,7 @@ _OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadl
     metavar="NAME",
     help=f"Method to compare: {', '.join(METHODS)}, all; several.",
 )
-@click.option("--price", type=click.FloatRange(0), default=0.0, help="Price of a device per hour.")
+@click.option("--price", type=click.FloatRange(0), default=0.0, show_default=False, help="Price of a device per hour.")
 @click.option("--spot", metavar="PART:mtbf=T", help="Spot: part of the price, time between failures; restart=T.")
 @click.option("--save", type=click.FloatRange(0, min_open=True), help="Seconds that a checkpoint takes.")
 @click.option("--deadline", metavar="TIME", help="Find the fewest workers that meet it, as 24h.")

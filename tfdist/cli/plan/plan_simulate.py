@@ -46,23 +46,19 @@ _METHOD = f"How workers share the training: {', '.join(METHODS[1:])}."
     },
     page="plan-simulator",
 )
-@click.option(
-    "--workers", type=click.IntRange(1), default=8, show_default=True, help="Number of workers, with a device each."
-)
-@click.option(
-    "--method", type=click.Choice(METHODS[1:]), default="data", show_default=True, metavar="NAME", help=_METHOD
-)
-@click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="Steps to train.")
+@click.option("--workers", type=click.IntRange(1), default=8, help="Number of workers, with a device each.")
+@click.option("--method", type=click.Choice(METHODS[1:]), default="data", metavar="NAME", help=_METHOD)
+@click.option("--steps", type=click.IntRange(1), default=1000, help="Steps to train.")
 @plan_options
 @click.option("--slow", multiple=True, metavar="WORKER=TIMES", help="A worker that computes longer; repeatable.")
 @click.option("--mtbf", metavar="TIME", help="Mean time between failures of a worker, as 4h.")
-@click.option("--restart", default="2m", show_default=True, metavar="TIME", help="Time until training continues.")
-@click.option("--shape", type=float, default=1.0, show_default=True, help="Weibull's shape; below 1: early failures.")
+@click.option("--restart", default="2m", metavar="TIME", help="Time until training continues.")
+@click.option("--shape", type=float, default=1.0, help="Weibull's shape; below 1: early failures.")
 @click.option("--save", type=click.FloatRange(0, min_open=True), help="Seconds that a checkpoint takes.")
 @click.option("--save-every", "interval", metavar="TIME", help="Time between checkpoints; by default the best.")
 @click.option("--min-workers", "least", type=click.IntRange(1), help="Fewest workers with which the job continues.")
-@click.option("--away", default="10m", show_default=True, metavar="TIME", help="Time until a failed worker is back.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
+@click.option("--away", default="10m", metavar="TIME", help="Time until a failed worker is back.")
+@click.option("--seed", type=int, default=0, help="Seed of all random numbers.")
 @click.option("--trace", metavar="FILE", type=OutputFile(path_type=Path), help="Write ten steps as a chrome trace.")
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -185,16 +181,13 @@ def _json(job: Job, scenario: Scenario, found: Simulated) -> str:
     content = {key: value for key, value in dataclasses.asdict(found).items() if key != "step_seconds"}
     quantiles = {f"{part:g}": float(np.quantile(found.step_seconds, part)) for part in (0.01, 0.5, 0.9, 0.99)}
     every = scenario.interval_seconds
-    return json.dumps(
-        {
-            "version": 1,
-            "workers": job.workers,
-            "method": job.method,
-            "steps": scenario.steps,
-            "predicted_step_seconds": predict(job).seconds,
-            "step_seconds": quantiles,
-            "save_interval_seconds": every if every < math.inf else None,
-            **content,
-        },
-        indent=2,
-    )
+    told = {
+        "version": 1,
+        "workers": job.workers,
+        "method": job.method,
+        "steps": scenario.steps,
+        "predicted_step_seconds": predict(job).seconds,
+        "step_seconds": quantiles,
+        "save_interval_seconds": every if every < math.inf else None,
+    }
+    return json.dumps({**told, **content}, indent=2)

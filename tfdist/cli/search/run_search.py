@@ -43,9 +43,7 @@ from tfdist.tune.search.search_space import parse_space
     metavar="NAME=RANGE",
     help="Values of a parameter: lr=log:1e-4:1e-1 or units=32,64.",
 )
-@click.option(
-    "--output", type=click.Path(path_type=Path), default=Path("search"), show_default=True, help="Folder of the search."
-)
+@click.option("--output", type=click.Path(path_type=Path), default=Path("search"), help="Folder of the search.")
 @field_options(
     SearchSettings, {"strategy": {"shell_complete": complete_strategies}, "slots": {"type": str, "metavar": "N"}}
 )

@@ -21,9 +21,7 @@ from tfdist.validation import number
 )
 @click.option("--threads", is_flag=True, help="Show all Python threads, not only the main ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
-@click.option(
-    "--seconds", type=float, default=5.0, show_default=True, metavar="S", help="How long to wait for answers."
-)
+@click.option("--seconds", type=float, default=5.0, metavar="S", help="How long to wait for answers.")
 @click.argument("job", default="")
 @click.pass_context
 def command(context: click.Context, *, threads: bool, as_json: bool, seconds: float, job: str) -> None:
@@ -50,8 +48,7 @@ def command(context: click.Context, *, threads: bool, as_json: bool, seconds: fl
     if as_json:
         click.echo(json.dumps({"job": name, "apart": different, "processes": [one.as_json() for one in found]}))
     else:
-        for line in ([different] if different else []) + [
-            line for one in found for line in lines(one, threads=threads)
-        ]:
+        told = [line for one in found for line in lines(one, threads=threads)]
+        for line in ([different] if different else []) + told:
             click.echo(line)
     context.exit(0 if all(one.threads for one in found) else 1)

@@ -58,12 +58,11 @@ _OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
 @click.option(
     "--replicas-per-worker", type=click.IntRange(min=1), help="Replicas of each.  [default: 1; in one process 2]"
 )
-@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Batches to compare.")
+@click.option("--steps", type=click.IntRange(min=1), default=5, help="Batches to compare.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     default=1e-4,
-    show_default=True,
     help="Tolerance, relative to the largest number of a value.",
 )
 @click.option(
@@ -80,7 +79,12 @@ _OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
 @json_option
 @click.option("--markdown", is_flag=True, help="Print the table for a README.")
 @click.option(
-    "--jobs", type=click.IntRange(min=1), default=2, metavar="N", help="Columns that run at once.  [default: 2]"
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=2,
+    metavar="N",
+    show_default=False,
+    help="Columns that run at once.  [default: 2]",
 )
 @click.option(
     "--timeout-seconds",

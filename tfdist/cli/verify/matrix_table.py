@@ -61,14 +61,8 @@ class MatrixWatch(Watch):
     """Progress on standard error: bars on a terminal, or a line per cell elsewhere."""
 
     def __init__(self, rows: Sequence[Feature], columns: Sequence[Column], *, baseline: bool) -> None:
-        super().__init__(
-            TextColumn("{task.description:26}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[last]}"),
-            transient=False,
-        )
+        bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[last]}"))
+        super().__init__(TextColumn("{task.description:26}"), *bars, transient=False)
         self._tasks: dict[tuple[str, bool], TaskID] = {}
         #: the finished cells
         self.cells: list[Cell] = []

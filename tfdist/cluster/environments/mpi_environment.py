@@ -42,6 +42,7 @@ def read_pmi(environ: Environ) -> Cluster | None:
 
 _OPEN_MPI_LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _PMI_LOCAL = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_HOROVOD_LOCAL = ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
 
 
 def _from_srun(environ: Environ, rank: str, size: str) -> bool:
@@ -51,10 +52,12 @@ def _from_srun(environ: Environ, rank: str, size: str) -> bool:
     return same_rank and (not given(environ, size) or environ[size].strip() == str(task_count(environ)))
 
 
-def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[str, str]) -> Cluster:
-    hint = _HINT if size != NUM_WORKERS.name else "PMIx has ranks only: set it to the number of ranks."
-    workers = required_integer(environ, size, because=f"{rank} is set", hint=hint, minimum=1)
-    index = required_integer(environ, rank, because=f"{size} is set", hint=_HINT, maximum=workers - 1)
+def _cluster(
+    environ: Environ, source: str, rank: str, size: str, local: tuple[str, str], *, hint: str = _HINT
+) -> Cluster:
+    how = hint if size != NUM_WORKERS.name else "PMIx has ranks only: set it to the number of ranks."
+    workers = required_integer(environ, size, because=f"{rank} is set", hint=how, minimum=1)
+    index = required_integer(environ, rank, because=f"{size} is set", hint=hint, maximum=workers - 1)
     local_told = given(environ, *local)
     local_workers = optional_integer(environ, local[1], default=1, minimum=1, maximum=workers)
     local_index = optional_integer(environ, local[0], default=0, maximum=local_workers - 1)
@@ -113,17 +116,4 @@ def read_horovodrun(environ: Environ) -> Cluster | None:
     """
     if not given(environ, "HOROVOD_RANK", "HOROVOD_SIZE"):
         return None
-    workers = required_integer(environ, "HOROVOD_SIZE", because="HOROVOD_RANK is set", hint=_RUN_HINT, minimum=1)
-    index = required_integer(
-        environ, "HOROVOD_RANK", because="HOROVOD_SIZE is set", hint=_RUN_HINT, maximum=workers - 1
-    )
-    local_workers = optional_integer(environ, "HOROVOD_LOCAL_SIZE", default=1, minimum=1, maximum=workers)
-    return Cluster(
-        num_workers=workers,
-        worker_index=index,
-        local_index=optional_integer(environ, "HOROVOD_LOCAL_RANK", default=0, maximum=local_workers - 1),
-        local_workers=local_workers,
-        addresses=addresses_of_ranks(environ, workers, one_host=local_workers == workers),
-        source="horovodrun",
-        job_id=JOB_ID.read(environ) or None,
-    )
+    return _cluster(environ, "horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", _HOROVOD_LOCAL, hint=_RUN_HINT)

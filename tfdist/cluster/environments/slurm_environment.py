@@ -66,9 +66,7 @@ def _nodes(environ: Environ) -> list[str]:
     if len(set(nodes)) != len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
         raise ConfigError(
-            f"{name} is {listed!r}; the node {twice} occurs twice. Name each node once.",
-            name=name,
-            received=listed,
+            f"{name} is {listed!r}; the node {twice} occurs twice. Name each node once.", name=name, received=listed
         )
     return nodes
 

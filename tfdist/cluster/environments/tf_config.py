@@ -6,7 +6,7 @@ from typing import Any
 from tfdist.cluster.cluster_values import TASK_TYPES, Cluster, TaskId, distinct_addresses, position_on_host
 from tfdist.cluster.environments.environment_variables import Environ, given
 from tfdist.errors import ConfigError, fields_of
-from tfdist.validation import integer, parse_integer, shown
+from tfdist.validation import integer, mismatch, parse_integer, shown
 from tfdist.variables import JOB_ID
 
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -87,11 +87,7 @@ def _cluster(config: dict[str, Any], *, job_id: str | None) -> Cluster | None:
 
 def _tasks(cluster: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict) or not cluster:
-        raise ConfigError(
-            f"cluster is {shown(cluster)}; it must be an object that maps task types to lists of host:port.",
-            name="cluster",
-            received=shown(cluster),
-        )
+        raise mismatch("cluster", cluster, "an object that maps task types to lists of host:port.")
     for task_type, addresses in cluster.items():
         if task_type not in TASK_TYPES:
             raise ConfigError(
@@ -100,11 +96,7 @@ def _tasks(cluster: object) -> dict[str, tuple[str, ...]]:
                 received=task_type,
             )
         if not isinstance(addresses, list) or not addresses:
-            raise ConfigError(
-                f"cluster.{task_type} is {shown(addresses)}; it must be a list of host:port, not empty.",
-                name=f"cluster.{task_type}",
-                received=shown(addresses),
-            )
+            raise mismatch(f"cluster.{task_type}", addresses, "a list of host:port, not empty.")
         distinct_addresses(f"cluster.{task_type}", addresses)
     if len(cluster.get("chief", ())) > 1:
         raise ConfigError(
@@ -118,11 +110,7 @@ def _tasks(cluster: object) -> dict[str, tuple[str, ...]]:
 
 def _task(task: object, tasks: dict[str, tuple[str, ...]]) -> TaskId:
     if not isinstance(task, dict):
-        raise ConfigError(
-            f"task is {shown(task)}; it must be an object with the keys type and index.",
-            name="task",
-            received=shown(task),
-        )
+        raise mismatch("task", task, "an object with the keys type and index.")
     missing = [key for key in ("type", "index") if key not in task]
     if missing:
         raise ConfigError(
@@ -132,11 +120,7 @@ def _task(task: object, tasks: dict[str, tuple[str, ...]]) -> TaskId:
         )
     known = [*tasks, *(["evaluator"] if "evaluator" not in tasks else [])]
     if task["type"] not in known:
-        raise ConfigError(
-            f"task.type is {shown(task['type'])}; it must be one of the types in cluster: {', '.join(tasks)}.",
-            name="task.type",
-            received=shown(task["type"]),
-        )
+        raise mismatch("task.type", task["type"], f"one of the types in cluster: {', '.join(tasks)}.")
     count = len(tasks[task["type"]]) if task["type"] in tasks else None  # an evaluator need not be listed
     hint = f"cluster.{task['type']} has {count} addresses." if count is not None else ""
     check = parse_integer if isinstance(task["index"], str) else integer  # TensorFlow takes "1" for 1 too

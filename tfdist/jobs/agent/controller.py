@@ -31,6 +31,7 @@ from tfdist.jobs.supervision.supervisor_state import (
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.stacks.stack_requests import Target, apart, ask, lines
 from tfdist.monitor.status import HALTED
+from tfdist.storage.files import write_whole
 
 HALT_LOOK_SECONDS = 0.002  # how often the agent looks while workers come to their next step
 # to collect the stacks of hanging processes before they are killed; it delays the restart
@@ -222,7 +223,5 @@ class Controller:
 
 
 def _write(path: Path, content: object) -> None:
-    temporary = path.with_name(f"{path.name}.new")
     with contextlib.suppress(OSError):  # it is full: `tfdist stacks` finds nothing then, or a fault is refused
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(content))

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -252,16 +252,6 @@ def _control(
         yield control
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """The end of a start, the decision that follows, and the test for giving up on the output's reader."""
-
-    outcome: Outcome
-    decision: Decision
-    before: Before
-    give_up: Callable[[], bool]
-
-
 def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
     before = Before(history=History(), replaced=0, size=job.config.workers)
     while True:
@@ -270,7 +260,7 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
             job.monitoring.begins(before.history.starts)
         try:
             with _present(job, before) as (channel, group):
-                ended = _start(job, channel, group, before)
+                outcome, give_up, following = _start(job, channel, group, before)
         except NoRoomError as error:
             if not job.config.range[0] <= error.room < before.size:
                 raise
@@ -285,13 +275,13 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
             if received is None:
                 raise
             return Outcome.interrupted(received), lambda: True  # it was not waited for hosts any longer
-        if ended.decision is not Decision.RESTART:
-            return ended.outcome, ended.give_up
+        if following is None:
+            return outcome, give_up
         received = unseen_signal(job.events, keep=True)
         if received is not None:
             job.say(f"{signal.Signals(received).name}: the job is not started again")
-            return Outcome.interrupted(received), ended.give_up
-        before = ended.before
+            return Outcome.interrupted(received), give_up
+        before = following
 
 
 @contextlib.contextmanager
@@ -313,8 +303,13 @@ def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGr
         yield channel, group
 
 
-def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before) -> _Ended:
-    """Supervise started processes until none is left; report what has happened, return what follows."""
+def _start(
+    job: Job, channel: StatusChannel, group: WorkerGroup, before: Before
+) -> tuple[Outcome, Callable[[], bool], Before | None]:
+    """Supervise started processes until none is left, and report what has happened.
+
+    Return the outcome, the test for giving up on the output's reader, and the state before the next start, if any.
+    """
     history, rules = before.history, job.rules(before.size)
 
     def step(state: State, event: Event, now: float) -> Next:
@@ -357,13 +352,8 @@ def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before)
         job.reporter.halted(state.halt.purpose.value, next_size(state) if again else 0, state.halt.asked)
     if decision is Decision.TOO_FEW_WORKERS:
         job.say(f"{shown(next_size(state))} would be left, and --min-workers is {rules.min_workers}: the job ends")
-    following = Before(
-        history=replace(history, starts=history.starts + 1),
-        replaced=state.replaced,
-        size=size,
-    )
-    outcome = outcome_of(attempt, rules, failures, decision)
-    return _Ended(outcome=outcome, decision=decision, before=following, give_up=give_up)
+    following = Before(history=replace(history, starts=history.starts + 1), replaced=state.replaced, size=size)
+    return outcome_of(attempt, rules, failures, decision), give_up, following if again else None
 
 
 @contextlib.contextmanager

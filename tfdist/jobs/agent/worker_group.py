@@ -28,7 +28,6 @@ from tfdist.jobs.supervision.supervisor_state import (
     Send,
     Start,
     State,
-    Tick,
 )
 from tfdist.monitor.status import WorkerStatus
 from tfdist.processes import guardian
@@ -61,24 +60,17 @@ class Attempt:
     killed: bool
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WorkerGroup:
-    def __init__(
-        self,
-        specs: Sequence[WorkerSpec],
-        *,
-        placement: Placement,
-        out: Output,
-        events: Events,
-        pump: Pump | None,
-        verbose: bool,
-    ) -> None:
-        self.specs = tuple(specs)
-        self.pump = pump
-        self._placement = placement
-        self._out = out
-        self._events = events
-        self._verbose = verbose
-        self._now: dict[int, Handle] = {}
+    specs: Sequence[WorkerSpec]
+    placement: Placement
+    out: Output
+    events: Events
+    pump: Pump | None
+    verbose: bool
+
+    def __post_init__(self) -> None:
+        self.present: dict[int, Handle] = {}
         self._all: list[Handle] = []
         self._watchers: list[threading.Thread] = []
 
@@ -88,24 +80,20 @@ class WorkerGroup:
 
     def ended(self) -> frozenset[int]:
         """Return the indexes of ended processes, whether or not the event was handled."""
-        return frozenset(index for index, handle in self._now.items() if handle.wait(0.0) is not None)
-
-    @property
-    def present(self) -> Mapping[int, Handle]:
-        return self._now
+        return frozenset(index for index, handle in self.present.items() if handle.wait(0.0) is not None)
 
     def start(self, index: int) -> None:
-        if index in self._now:
-            self._now[index].signal(signal.SIGKILL)  # its children may hold its port
+        if index in self.present:
+            self.present[index].signal(signal.SIGKILL)  # its children may hold its port
         spec = self.specs[index]
-        handle = self._placement.start(spec)
-        self._now[index] = handle
+        handle = self.placement.start(spec)
+        self.present[index] = handle
         self._all.append(handle)
         watcher = threading.Thread(target=self._watch, args=(handle,), name=f"watch {spec.task}", daemon=True)
         watcher.start()
         self._watchers.append(watcher)
-        if self._verbose:
-            announce(self._out, f"{spec.task} is process {handle.pid}")
+        if self.verbose:
+            announce(self.out, f"{spec.task} is process {handle.pid}")
         for stream, descriptor in handle.outputs.items():
             if self.pump is not None:
                 self.pump.add(descriptor, stream=stream, worker=index, ends_later=handle.outputs_end_later)
@@ -113,22 +101,22 @@ class WorkerGroup:
     def _watch(self, handle: Handle) -> None:
         returncode = handle.wait()
         if returncode is not None:
-            self._events.put(Exited(worker=handle.spec.index, returncode=returncode, time=time.monotonic()))
+            self.events.put(Exited(worker=handle.spec.index, returncode=returncode, time=time.monotonic()))
 
     def perform(self, action: Action) -> None:
         if isinstance(action, Send):
             for index in sorted(action.workers):
-                self._now[index].signal(action.number)
+                self.present[index].signal(action.number)
         elif isinstance(action, Say):
-            announce(self._out, action.text)
+            announce(self.out, action.text)
         elif isinstance(action, Start):
             self.start(action.worker)
 
     def end_leftovers(self, *, grace_seconds: float) -> None:
         """End what the ended processes left running."""
-        left = self._placement.end_leftovers(self.members, grace_seconds=grace_seconds)
-        if left and self._verbose:
-            announce(self._out, f"ended {left} more processes that the workers had started")
+        left = self.placement.end_leftovers(self.members, grace_seconds=grace_seconds)
+        if left and self.verbose:
+            announce(self.out, f"ended {left} more processes that the workers had started")
 
     def finish(self, *, give_up: Callable[[], bool]) -> None:
         """Write the remaining output of the ended processes."""
@@ -136,9 +124,9 @@ class WorkerGroup:
             self.pump.finish(give_up=give_up)
 
     def close(self) -> None:
-        for handle in self._now.values():
+        for handle in self.present.values():
             handle.signal(signal.SIGKILL)  # on the way of an error they still run
-        self._placement.end_leftovers(self.members, grace_seconds=0.0)
+        self.placement.end_leftovers(self.members, grace_seconds=0.0)
         if self.pump is not None:
             self.pump.finish(give_up=lambda: True)  # done already, unless an error leads here
         deadline = time.monotonic() + _REAP_SECONDS
@@ -157,7 +145,7 @@ def started(
     """Yield the started processes, with their output forwarded; none is left after the block."""
     piped = any(spec.piped for spec in specs)
     pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE)), held=held) if piped else None
-    group = WorkerGroup(specs, placement=placement, out=out, events=events, pump=pump, verbose=verbose)
+    group = WorkerGroup(specs=specs, placement=placement, out=out, events=events, pump=pump, verbose=verbose)
     try:
         for spec in specs:
             group.start(spec.index)
@@ -172,13 +160,11 @@ def supervise(
     step: Step,
     events: "SimpleQueue[Any]",
     *,
-    look: Callable[[State], Event] | None = None,
-    look_seconds: Callable[[State], float] = lambda state: LOOK_SECONDS,
-    perform: Callable[[Action], None] | None = None,
+    look: Callable[[State], Event],
+    look_seconds: Callable[[State], float],
+    perform: Callable[[Action], None],
 ) -> Attempt:
     """Supervise until all have ended, or one cannot be ended."""
-    look = look or (lambda state: recorded(group, state) or Tick())
-    perform = perform or group.perform
     exits: dict[int, Exited] = {}
     stopped_at, killed = float("inf"), False
     ended_before: frozenset[int] = frozenset()  # the agent's first request to end

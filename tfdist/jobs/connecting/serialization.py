@@ -5,35 +5,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tfdist import variables
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import WorkerSpec
-from tfdist.variables import (
-    CACHE_DIR,
-    CALL_FOLDER,
-    HOST_ID,
-    HOST_NAME,
-    JOB_ID,
-    JOB_KEY,
-    JOIN_SECONDS,
-    PREFIX,
-    RENDEZVOUS,
-)
 
 KEY_IS_DERIVED = "derived"  # in place of the workers' key, for a host that has the key from which it follows
 
 # variables that belong to one host, or to the process that reads them
 _OF_A_HOST = (
-    HOST_ID.name,
-    HOST_NAME.name,
-    RENDEZVOUS.name,
-    JOIN_SECONDS.name,
-    JOB_KEY.name,
-    JOB_ID.name,
-    CACHE_DIR.name,
-    CALL_FOLDER.name,
+    *(variables.HOST_ID.name, variables.HOST_NAME.name, variables.RENDEZVOUS.name, variables.JOIN_SECONDS.name),
+    *(variables.JOB_KEY.name, variables.JOB_ID.name, variables.CACHE_DIR.name, variables.CALL_FOLDER.name),
 )
-_PREFIXES = ("TF_", PREFIX, "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "PYTHON")
+_PREFIXES = ("TF_", variables.PREFIX, "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "PYTHON")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,6 @@ from tfdist.variables import HOST_NAME, JOB_KEY, JOIN_SECONDS, RENDEZVOUS
 AGENT_MODULE = "tfdist.jobs.remote.host_agent"
 UNFINISHED = 75  # its exit code if the launcher was lost before it had said that the job has ended
 
-
 _MAGIC = b"tfdist join 1\n\0\0"
 _NONCE = 32
 _PROOF = 32
@@ -94,11 +93,7 @@ class Rendezvous:
             except OSError as error:
                 self.close()
                 # Python adds the address to the system's words
-                reason = (
-                    os.strerror(error.errno)
-                    if error.errno is not None and error.errno in errno.errorcode
-                    else str(error)
-                )
+                reason = os.strerror(error.errno or 0) if error.errno in errno.errorcode else str(error)
                 raise ConfigError(
                     f"the launcher cannot listen at {host}:{port} ({reason}), where hosts are to "
                     "join. Name an address of this machine, with a port that is free: --rendezvous ADDRESS:PORT",

@@ -46,18 +46,8 @@ class LocalLauncher(Launcher):
     slow_workers = "replaced or left out"
 
 
-LAUNCHERS: Mapping[str, Launcher] = {
-    launcher.name: launcher
-    for launcher in (
-        LocalLauncher(),
-        SshLauncher(),
-        SlurmLauncher(),
-        MpiLauncher(),
-        AgentLauncher(),
-        RayLauncher(),
-        KubernetesLauncher(),
-    )
-}
+_KINDS = (LocalLauncher, SshLauncher, SlurmLauncher, MpiLauncher, AgentLauncher, RayLauncher, KubernetesLauncher)
+LAUNCHERS: Mapping[str, Launcher] = {kind.name: kind() for kind in _KINDS}
 
 
 def table() -> str:

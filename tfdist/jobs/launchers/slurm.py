@@ -82,7 +82,19 @@ class SlurmLauncher(Launcher):
         return ("env", *left_out, *remote.shell, *options, "/bin/sh", "-c", agent_command(remote, environ))
 
     def run(self, launch: Callable[[], int], *, say: Callable[[str], None]) -> int:
-        return run_in_allocation(launch, say=say)
+        """Run a job; with `--requeue`, requeue one that saved and ended: Slurm itself requeues only what it kills."""
+        code = launch()
+        if code == 128 + signal.SIGTERM and SLURM_REQUEUE.read(os.environ):
+            job = os.environ.get("SLURM_JOB_ID", "")
+            try:
+                done = subprocess.run(
+                    ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+                )
+                error = done.stderr.strip() if done.returncode else ""
+            except (OSError, subprocess.TimeoutExpired) as failure:
+                error = str(failure)
+            say(f"job {job} is not started again: {error}" if error else f"job {job} is in the queue again")
+        return code
 
 
 def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -180,24 +192,6 @@ def script(
     again = [f"export {SLURM_REQUEUE.name}=1"] if "--requeue" in given else []
     command = shlex.join([python, "-m", "tfdist", "run", *arguments]) + (' "$@"' if searched else "")
     return "\n".join(["#!/bin/bash", *lines, *choice, *again, f"exec {command}", ""])
-
-
-def run_in_allocation(
-    launch: Callable[[], int], environ: Mapping[str, str] = os.environ, *, say: Callable[[str], None]
-) -> int:
-    """Run a job; with `--requeue`, requeue one that saved and ended: Slurm itself requeues only what it kills."""
-    code = launch()
-    if code == 128 + signal.SIGTERM and SLURM_REQUEUE.read(environ):
-        job = environ.get("SLURM_JOB_ID", "")
-        try:
-            done = subprocess.run(
-                ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
-            )
-            error = done.stderr.strip() if done.returncode else ""
-        except (OSError, subprocess.TimeoutExpired) as failure:
-            error = str(failure)
-        say(f"job {job} is not started again: {error}" if error else f"job {job} is in the queue again")
-    return code
 
 
 def searches(asked: Sequence[str]) -> tuple[tuple[str, ...], ...]:

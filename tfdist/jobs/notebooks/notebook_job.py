@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -99,7 +98,8 @@ def notebook(
         number("timeout_seconds", timeout_seconds, above=0, maximum=threading.TIMEOUT_MAX)
     events: SimpleQueue[Any] = SimpleQueue()
     reports: list[str] = []
-    with _folder() as folder, _deadline(timeout_seconds, events) as is_late:
+    with contextlib.ExitStack() as stack, _deadline(timeout_seconds, events) as is_late:
+        folder = job_resources.claim(stack, "cell")  # private
         code, result = folder / "code", folder / "result"
         config = _config(strategy, workers, env, options, (str(code), str(result)))
         if config.remote is not None:
@@ -111,11 +111,9 @@ def notebook(
             config = replace(config, remote=replace(config.remote, call=(str(code), str(result))))
         send_function(code, function, arguments, tensors=False)
         out = output(names_of(config))
-
-        def report(text: str, _give_up: Callable[[], bool]) -> None:
-            reports.append(text)
-
-        outcome = run_to(config, out, events, report, verbose=verbose, if_killed=(folder,))
+        outcome = run_to(
+            config, out, events, lambda text, _: reports.append(text), verbose=verbose, if_killed=(folder,)
+        )
         if outcome.exit_code == 0 and result.exists():
             return receive_result(result)
     if is_late.is_set() and outcome.received is not None:
@@ -202,18 +200,6 @@ def worker_environment() -> dict[str, str]:
     if os.environ.get("MPLBACKEND", "").startswith("module://"):  # the notebook's, which draws into a cell
         variables["MPLBACKEND"] = "agg"
     return variables
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(job_resources.claimed("cell"))  # private
-        except OSError as error:
-            raise TfdistError(
-                f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
-            ) from error
-        yield folder
 
 
 @contextlib.contextmanager

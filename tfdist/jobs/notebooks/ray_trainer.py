@@ -19,7 +19,7 @@ from tfdist.jobs.notebooks.notebook_job import notebook
 from tfdist.jobs.plan.host_plan import Demand, Remote
 from tfdist.jobs.reporting import run_folder
 from tfdist.jobs.reporting.run_folder import Checkpoint, CheckpointConfig
-from tfdist.validation import shown
+from tfdist.validation import mismatch, shown
 
 _RESOURCES = ("CPU", "GPU", "memory")
 
@@ -233,11 +233,7 @@ class Trainer:
 def _folder_of(run: Any) -> Path | None:
     """Create and return the folder of a run; None if nothing is to be written."""
     if not hasattr(run, "storage_path") or not hasattr(run, "name"):
-        raise ConfigTypeError(
-            f"run_config is {shown(run)}; it must be a RunConfig: RunConfig(storage_path=...)",
-            name="run_config",
-            received=shown(run),
-        )
+        raise mismatch("run_config", run, "a RunConfig: RunConfig(storage_path=...)", kind=ConfigTypeError)
     for name in ("callbacks", "storage_filesystem"):
         if getattr(run, name, None):
             raise ConfigError(f"run_config has {name}, which is Ray Train's own and of no use here. Leave it out.")
@@ -269,19 +265,15 @@ def _kept_of(run: Any) -> CheckpointConfig:
         return given or CheckpointConfig()
     names = CheckpointConfig.__dataclass_fields__
     if not all(hasattr(given, name) for name in names):
-        raise ConfigTypeError(
-            f"checkpoint_config is {shown(given)}; it must be a CheckpointConfig: CheckpointConfig(num_to_keep=2)"
-        )
+        required = "a CheckpointConfig: CheckpointConfig(num_to_keep=2)"
+        raise mismatch("checkpoint_config", given, required, kind=ConfigTypeError)
     return CheckpointConfig(**{name: getattr(given, name) for name in names})
 
 
 def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = None) -> Demand:
     if not hasattr(scaling, "num_workers") or not hasattr(scaling, "resources_per_worker"):
-        raise ConfigTypeError(
-            f"scaling_config is {shown(scaling)}; it must be a ScalingConfig: ScalingConfig(num_workers=4)",
-            name="scaling_config",
-            received=shown(scaling),
-        )
+        required = "a ScalingConfig: ScalingConfig(num_workers=4)"
+        raise mismatch("scaling_config", scaling, required, kind=ConfigTypeError)
     each = {"CPU": 1, "GPU": int(scaling.use_gpu), **(scaling.resources_per_worker or {})}
     unknown = sorted(each.keys() - set(_RESOURCES))
     if unknown:

@@ -172,17 +172,11 @@ def streams_of_one(*, all_logs: bool) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """A process that leads a session, a child unless it has an `ended` of its own.
+    """A process that leads a session, a child unless it has an `ended` of its own."""
 
-    Attributes:
-        pid: its number, which stays its own until `collect`.
-        collect: waits for it.
-        ended: how it has ended, as `subprocess.Popen.returncode` says it; None: it has not.
-    """
-
-    pid: int
-    collect: Callable[[float], None]
-    ended: Callable[[], int | None] | None = None
+    pid: int  # its own until `collect`
+    collect: Callable[[float], None]  # waits for it
+    ended: Callable[[], int | None] | None = None  # as `subprocess.Popen.returncode` says it; None: it runs
 
 
 # (what to start, its complete environment, descriptors of its standard input, output and error) -> the process
@@ -221,11 +215,7 @@ class LocalProcess:
 
     @property
     def is_stopped(self) -> bool:
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
-        except OSError:
-            return False
+        return self._stat()[:1] == [b"T"]
 
     @property
     def ended_unasked(self) -> bool:
@@ -278,12 +268,16 @@ class LocalProcess:
 
     def _is_exiting(self) -> bool:
         """True if it runs no more: a killed process closes its connections before it has ended."""
+        words = self._stat()
+        return not words or words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
+
+    def _stat(self) -> list[bytes]:
+        """Return what the kernel says of it, from its state on; nothing once it is gone."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
-                words = file.read().rpartition(b")")[2].split()
+                return file.read().rpartition(b")")[2].split()
         except OSError:
-            return True
-        return words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
+            return []
 
     def _has_ended(self) -> bool:
         with self._lock:
@@ -304,13 +298,7 @@ def _end_of(child: int) -> int | None:
 
 
 class LocalPlacement:
-    def __init__(
-        self,
-        guard: Guard,
-        *,
-        starter: Starter = started_anew,
-        host: str = LOOPBACK,
-    ) -> None:
+    def __init__(self, guard: Guard, *, starter: Starter = started_anew, host: str = LOOPBACK) -> None:
         self._guard = guard
         self._starter = starter
         self._host = host

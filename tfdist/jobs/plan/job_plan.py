@@ -6,9 +6,9 @@ TF_CONFIG.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist import variables
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.cluster.job_files import (
     copies_folder,
@@ -22,41 +22,24 @@ from tfdist.cluster.job_files import (
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import Role, members, roles_of
 from tfdist.jobs.plan.worker_spec import WorkerSpec
-from tfdist.variables import (
-    COPIES_DIR,
-    ENVIRONMENT_FILE,
-    ERROR_FILE,
-    JOB_ID,
-    LOCAL_INDEX,
-    LOCAL_WORKERS,
-    MEMORY_DIR,
-    MONITOR_DIR,
-    PROGRESS_FILE,
-    REPLICAS_PER_WORKER,
-    RESTARTS,
-    SHARES,
-    STACKS_FILE,
-    STRATEGY,
-    TASKS_FILE,
-    WORKER_INDEX,
-    WORKERS,
-)
 
 WORKER_FILE = Path(__file__).parents[1] / "process" / "script_worker.py"
 
 # The place of a process in its job; those of an outer job are removed.
-_PLACE = (WORKERS.name, WORKER_INDEX.name, LOCAL_WORKERS.name, LOCAL_INDEX.name)
-_RESTARTABLE = (RESTARTS.name, MEMORY_DIR.name, COPIES_DIR.name, ENVIRONMENT_FILE.name)
-_OF_A_SCRIPT = (PROGRESS_FILE.name, ENVIRONMENT_FILE.name, ERROR_FILE.name, TASKS_FILE.name, MONITOR_DIR.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Start:
-    config: LaunchConfig
-    job_id: str
-    directory: Path
-    memory: Path
-    restarts: int
+_PLACE = (variables.WORKERS.name, variables.WORKER_INDEX.name, variables.LOCAL_WORKERS.name, variables.LOCAL_INDEX.name)
+_RESTARTABLE = (
+    variables.RESTARTS.name,
+    variables.MEMORY_DIR.name,
+    variables.COPIES_DIR.name,
+    variables.ENVIRONMENT_FILE.name,
+)
+_OF_A_SCRIPT = (
+    variables.PROGRESS_FILE.name,
+    variables.ENVIRONMENT_FILE.name,
+    variables.ERROR_FILE.name,
+    variables.TASKS_FILE.name,
+    variables.MONITOR_DIR.name,
+)
 
 
 def plan(
@@ -73,7 +56,7 @@ def plan(
 ) -> tuple[WorkerSpec, ...]:
     found = members(roles_of(config))
     assert len(addresses) == len(found)
-    start = _Start(config=config, job_id=job_id, directory=directory, memory=memory or directory, restarts=restarts)
+    memory = memory or directory
     cluster: dict[str, list[str]] = {}
     for (task, _), (host, port) in zip(found, addresses, strict=True):
         cluster.setdefault(task.type, []).append(f"{host}:{port}")
@@ -81,10 +64,14 @@ def plan(
     tasks = [task for task, _ in found]
     result = []
     for index, (task, role) in enumerate(found):
-        error_file = _error_file(start, task, role)
-        environment = {**config.environment, JOB_ID.name: job_id, "PYTHONUNBUFFERED": "1"}
-        environment[STACKS_FILE.name] = str(stacks_file(start.memory, start.restarts, task))
-        environment |= _of_a_script(start, error_file, role) if role.runs_script else {}
+        # records of earlier starts are not read again
+        again = f"-{restarts}" if role.runs_script and restarts else ""
+        error_file = directory / f"{str(task).replace(' ', '-')}{again}.json"
+        environment = {**config.environment, variables.JOB_ID.name: job_id, "PYTHONUNBUFFERED": "1"}
+        environment[variables.STACKS_FILE.name] = str(stacks_file(memory, restarts, task))
+        if role.runs_script:
+            environment[variables.ERROR_FILE.name] = str(error_file)
+            environment |= _of_a_script(config, role, directory, memory, restarts)
         if role.in_step:  # its index in the job and on its host
             here = [one for one, host in enumerate(hosts) if host == hosts[index]]
             values = (",".join(cluster[task.type]), str(index), str(len(here)), str(here.index(index)))
@@ -98,7 +85,7 @@ def plan(
                 task=task,
                 argv=run if role.runs_script else task_command(python=python, agent_pid=agent_pid),
                 environment=environment,
-                removed=(*(("TF_CONFIG",) if alone else ()), *_removed(start, role)),
+                removed=(*(("TF_CONFIG",) if alone else ()), *_removed(config, role)),
                 error_file=error_file,
                 host=addresses[index][0],
                 port=addresses[index][1],
@@ -111,28 +98,19 @@ def plan(
     return tuple(result)
 
 
-def _error_file(start: _Start, task: TaskId, role: Role) -> Path:
-    name = task.type if task.type == "chief" else f"{task.type}-{task.index}"
-    # records of earlier starts are not read again
-    again = f"-{start.restarts}" if role.runs_script and start.restarts else ""
-    return start.directory / f"{name}{again}.json"
-
-
-def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
-    config = start.config
+def _of_a_script(config: LaunchConfig, role: Role, directory: Path, memory: Path, restarts: int) -> dict[str, str]:
     is_restarted, holds_state = config.is_elastic or not role.in_step, config.is_elastic and role.in_step
     found: dict[str, object] = {
-        ERROR_FILE.name: error_file,
-        PROGRESS_FILE.name: progress_file(start.memory, start.restarts),
-        MONITOR_DIR.name: steps_folder(start.memory, start.restarts) if config.monitor else None,
-        TASKS_FILE.name: None if role.in_step else tasks_file(start.directory),
-        RESTARTS.name: start.restarts if is_restarted else None,
-        ENVIRONMENT_FILE.name: environment_file(start.directory) if is_restarted else None,
-        MEMORY_DIR.name: state_folder(start.memory) if holds_state else None,
-        COPIES_DIR.name: copies_folder(start.memory) if holds_state and config.remote is not None else None,
-        STRATEGY.name: config.strategy,
-        REPLICAS_PER_WORKER.name: config.replicas_per_worker,
-        SHARES.name: config.shares,
+        variables.PROGRESS_FILE.name: progress_file(memory, restarts),
+        variables.MONITOR_DIR.name: steps_folder(memory, restarts) if config.monitor else None,
+        variables.TASKS_FILE.name: None if role.in_step else tasks_file(directory),
+        variables.RESTARTS.name: restarts if is_restarted else None,
+        variables.ENVIRONMENT_FILE.name: environment_file(directory) if is_restarted else None,
+        variables.MEMORY_DIR.name: state_folder(memory) if holds_state else None,
+        variables.COPIES_DIR.name: copies_folder(memory) if holds_state and config.remote is not None else None,
+        variables.STRATEGY.name: config.strategy,
+        variables.REPLICAS_PER_WORKER.name: config.replicas_per_worker,
+        variables.SHARES.name: config.shares,
     }
     return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -147,12 +125,12 @@ def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequ
     return tuple(range(first, first + config.gpus_per_worker))
 
 
-def _removed(start: _Start, role: Role) -> tuple[str, ...]:
+def _removed(config: LaunchConfig, role: Role) -> tuple[str, ...]:
     """Return the variables of an outer job that a process must not inherit."""
-    unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR_DIR.name,)
+    unmonitored = () if config.monitor or not role.runs_script else (variables.MONITOR_DIR.name,)
     if role.in_step:
-        return (*unmonitored, *(() if start.config.is_elastic else _RESTARTABLE))
-    place = (*_PLACE, MEMORY_DIR.name, COPIES_DIR.name, *unmonitored)
+        return (*unmonitored, *(() if config.is_elastic else _RESTARTABLE))
+    place = (*_PLACE, variables.MEMORY_DIR.name, variables.COPIES_DIR.name, *unmonitored)
     return place if role.runs_script else (*place, *_OF_A_SCRIPT)
 
 

@@ -12,17 +12,8 @@ from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
-from tfdist.validation import counted, integer, parsed_script, shown, text
-from tfdist.variables import (
-    ALL_LOGS,
-    COLLECTIVES,
-    MESH,
-    NO_WARM,
-    REPLICAS_PER_WORKER,
-    SHARES,
-    STRATEGY,
-    parsed_shares,
-)
+from tfdist.validation import counted, integer, mismatch, parsed_script, shown, text
+from tfdist.variables import ALL_LOGS, COLLECTIVES, MESH, NO_WARM, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
 
 MAX_WORKERS = 1024  # the most on one host; a larger number is probably a typing error
 COPY_BANDWIDTH = 64 << 20  # half of a 1 Gbit/s link
@@ -94,11 +85,7 @@ class LaunchConfig:
         may_be_unset=True,
     )
     strategy: str | None = option(
-        None,
-        "Strategy of tfdist.strategies.from_environment().",
-        kind=str,
-        metavar="NAME",
-        variable=STRATEGY.name,
+        None, "Strategy of tfdist.strategies.from_environment().", kind=str, metavar="NAME", variable=STRATEGY.name
     )
     replicas_per_worker: int | None = option(
         None,
@@ -300,11 +287,7 @@ class LaunchConfig:
 
 def require_variables(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
-        raise ConfigTypeError(
-            f"{name} is {shown(value)}; it must be a dict such as {{'OMP_NUM_THREADS': '1'}}.",
-            name=name,
-            received=shown(value),
-        )
+        raise mismatch(name, value, "a dict such as {'OMP_NUM_THREADS': '1'}.", kind=ConfigTypeError)
     for variable, text_of_it in value.items():
         if not isinstance(variable, str) or not isinstance(text_of_it, str):
             raise ConfigTypeError(

@@ -68,16 +68,14 @@ class Exporting:
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        lines = []
+        last = ""
         with process.stdout as stream:
             for line in stream:
-                text = line.decode(errors="replace").rstrip()
-                lines.append(text)
-                del lines[:-1]
-                if text.startswith("warning: "):
-                    self._say(text)
+                last = line.decode(errors="replace").rstrip()
+                if last.startswith("warning: "):
+                    self._say(last)
         code = process.wait()
         if code and not self._ends:
             how = f"killed by signal {-code}" if code < 0 else f"code {code}"
-            said = f": {lines[-1]}" if lines and lines[-1] else ""
+            said = f": {last}" if last else ""
             self._say(f"warning: what exports the job has ended ({how}{said}); the job continues without it")

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import DeadlineError, TfdistError
@@ -13,24 +14,20 @@ from tfdist.jobs.plan.host_plan import Host, Remote
 _LAST_SECONDS = 2.0  # for connections made before the end of the starting program
 
 
+@dataclass(eq=False, repr=False)
 class HostConnector:
-    def __init__(
-        self,
-        launcher: Launcher,
-        remote: Remote,
-        *,
-        key: str,
-        environ: Mapping[str, str],
-        say: Callable[[str], None],
-        name: str = "",
-    ) -> None:
-        self._launcher = launcher
-        self._remote = remote
-        self._key = key
-        self._environ = environ
-        self._say = say
-        self._hosts = remote.hosts
-        self._allocator = launcher.allocator(remote, environ, name=name, say=say, lose=self._lose)
+    launcher: Launcher
+    remote: Remote
+    key: str
+    environ: Mapping[str, str]
+    say: Callable[[str], None]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self._hosts = self.remote.hosts
+        self._allocator = self.launcher.allocator(
+            self.remote, self.environ, name=self.name, say=self.say, lose=self._lose
+        )
         self._rendezvous: Rendezvous | None = None
         self._started: StartedAgents | None = None
         self._joined: dict[str, ByTcp] = {}  # by address
@@ -48,32 +45,32 @@ class HostConnector:
 
     def begin(self, hosts: Sequence[Host]) -> None:
         """Let these hosts join, unless a command reaches them; earlier ones must be done."""
-        if self._launcher.by_command:
+        if self.launcher.by_command:
             return
         if self._rendezvous is None:
             names = [host.name for host in self._hosts]
-            self._rendezvous = Rendezvous(bytes.fromhex(self._key), names, self._addresses())
-            if self._launcher.by_hand:
+            self._rendezvous = Rendezvous(bytes.fromhex(self.key), names, self._addresses())
+            if self.launcher.by_hand:
                 at = ",".join(self._rendezvous.addresses)
-                self._say(f"waiting for {', '.join(host.name for host in hosts)}: tfdist agent {at} --name HOST")
+                self.say(f"waiting for {', '.join(host.name for host in hosts)}: tfdist agent {at} --name HOST")
         if self._started is not None:
             self._started.close()
-        key, addresses = bytes.fromhex(self._key), self._rendezvous.addresses
+        key, addresses = bytes.fromhex(self.key), self._rendezvous.addresses
         tickets = [Ticket(addresses=addresses, name=host.name, key=key) for host in hosts]
         if self._allocator is not None:
             self._started = self._allocator.start(hosts, tickets)
         else:
-            self._started = self._launcher.start(self._remote, hosts, tickets, self._environ, self._lose_all)
+            self._started = self.launcher.start(self.remote, hosts, tickets, self.environ, self._lose_all)
 
     def connection(
         self, host: Host, *, interrupted: Callable[[], bool], join_seconds: float | None = None
     ) -> Connection:
-        if self._launcher.by_command:
-            return ByProgram(host, self._launcher.command(self._remote, host, self._environ))
+        if self.launcher.by_command:
+            return ByProgram(host, self.launcher.command(self.remote, host, self.environ))
         rendezvous, started = self._rendezvous, self._started
         assert rendezvous is not None
         assert started is not None
-        seconds = self._launcher.join_seconds if join_seconds is None else join_seconds
+        seconds = self.launcher.join_seconds if join_seconds is None else join_seconds
         joined = rendezvous.take(
             host.name, timeout_seconds=seconds, give_up=lambda: interrupted() or bool(started.ended())
         )
@@ -113,7 +110,7 @@ class HostConnector:
             connection.cut()
 
     def _addresses(self) -> list[tuple[str, int]]:
-        given = self._remote.rendezvous
+        given = self.remote.rendezvous
         if given:
             return [split_address("--rendezvous", given) if ":" in given else (given, 0)]
         found = own_addresses([host.address for host in self._hosts])

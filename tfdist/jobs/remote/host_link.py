@@ -371,19 +371,6 @@ def record_on_our_clock(words: Sequence[int], *, clock_offset: float) -> list[in
 
 
 def status_on_our_clock(words: Sequence[int], request: int, *, is_settled: bool, clock_offset: float) -> WorkerStatus:
-    """Return the status of a worker on another host.
-
-    While a request to halt is on its way, the next step is unknown.
-
-    Example:
-        >>> from tfdist.monitor.status import RECORD, Word
-        >>> words = [0] * RECORD
-        >>> words[Word.POSITION], words[Word.CHANGED] = 4 * 8 + StepState.RUNNING, 5 * 10**9
-        >>> said = status_on_our_clock(words, 0, is_settled=True, clock_offset=-1.0)
-        >>> said.position.step, said.position.state.name, said.changed
-        (7, 'RUNNING', 4.0)
-        >>> status_on_our_clock(words, 0, is_settled=False, clock_offset=-1.0).position.state.name
-        'DONE'
-    """
+    """Return the status of a worker elsewhere; while a request to halt is on its way, its next step is unknown."""
     said = status_of(record_on_our_clock(words, clock_offset=clock_offset), request)
     return said if is_settled else replace(said, position=StepPosition(step=said.position.step, state=StepState.DONE))

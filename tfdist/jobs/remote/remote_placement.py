@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,38 +31,29 @@ AGAIN_SECONDS = 30.0  # for a host that was lost, to join again where the job ca
 MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
 
 
+@dataclass(eq=False, repr=False)
 class RemotePlacement:
     """A placement on other hosts, which also prepare restarts; the next start reaches a lost host again."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        remote: Remote,
-        *,
-        job_id: str,
-        key: str = "",
-        say: Callable[[str], None],
-        interrupted: Callable[[], bool] = lambda: False,
-        memory: Path | None = None,
-        end: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._config = config
-        self._remote = remote
-        self._job_id = job_id
-        self._key = key
-        self._say = say
-        self._interrupted = interrupted
-        self._memory = memory
-        self._end = end
+    config: LaunchConfig
+    remote: Remote
+    job_id: str
+    say: Callable[[str], None]
+    key: str = ""
+    interrupted: Callable[[], bool] = lambda: False
+    memory: Path | None = None
+    end: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._terminated: set[str] = set()  # hosts whose agents have received SIGTERM
-        self._recorded = None if memory is None else RemoteSteps(memory)
-        self._launcher = LAUNCHERS[remote.launcher]
+        self._recorded = None if self.memory is None else RemoteSteps(self.memory)
+        self._launcher = LAUNCHERS[self.remote.launcher]
         self._links: dict[str, HostLink] = {}
         self._reached = 0  # counts connections: leftovers of an earlier agent have another name
-        self._hosts = remote.hosts
+        self._hosts = self.remote.hosts
         self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the launcher says so
         self._connector = HostConnector(
-            self._launcher, remote, key=key, environ=os.environ, say=say, name=f"tfdist-{job_id}"
+            self._launcher, self.remote, self.key, os.environ, self.say, name=f"tfdist-{self.job_id}"
         )
         self._versions: Mapping[str, str] | None = None
         self._known: set[str] = set()  # names of the hosts that have been reached
@@ -71,7 +62,7 @@ class RemotePlacement:
         self._copying: list[HostLink] = []  # to the hosts that copy states, each to the next
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-        if self._remote.demand is not None:
+        if self.remote.demand is not None:
             self._allocate(count)
         wanted = self._places = self._reached_places(count)
         hosts = list(dict.fromkeys(wanted))
@@ -115,7 +106,7 @@ class RemotePlacement:
         self, number: int, hosts: Sequence[str], *, workers: int, chief: bool, reserve: bool = False
     ) -> "RemoteStatus":
         links = [self._link(host) for host in hosts[:workers]]
-        return RemoteStatus(number, links, chief=chief, reserve=reserve, memory=self._memory)
+        return RemoteStatus(number, links, chief=chief, reserve=reserve, memory=self.memory)
 
     # As `placement.worker_factory` prepares for restarts on one host
 
@@ -155,7 +146,7 @@ class RemotePlacement:
         if len(self._variables) == count and not any(link.is_lost for link in self._links.values()):
             return
         self._end_links()
-        self._hosts, self._variables = self._connector.allocate(count, interrupted=self._interrupted)
+        self._hosts, self._variables = self._connector.allocate(count, interrupted=self.interrupted)
 
     def _end_links(self) -> None:
         _at_once([link.close for link in self._links.values()])
@@ -176,16 +167,16 @@ class RemotePlacement:
                     "in --hosts, or --min-workers, let a job continue.",
                     room,
                 )
-            wanted = places(left, count, servers=self._config.parameter_servers)
+            wanted = places(left, count, servers=self.config.parameter_servers)
             hosts = list(dict.fromkeys(wanted))
             unreached = self._reach(hosts, in_a_hurry=self._can_do_without(hosts, count))
             if not unreached and not all(map(self._is_reached, hosts)):
                 continue  # one was lost while another one came back, for which a pod takes minutes
             if not unreached:
                 for name in self._without.keys() - before:
-                    self._say(f"{self._without[name]}\nThe job continues without it.")
+                    self.say(f"{self._without[name]}\nThe job continues without it.")
                 return wanted
-            if not self._launcher.does_without or not self._places or self._interrupted():
+            if not self._launcher.does_without or not self._places or self.interrupted():
                 raise TfdistError("\n".join(sorted(set(unreached.values()))))
             for name, why in unreached.items():
                 how = "was lost, and cannot be reached again" if name in self._known else "cannot be reached"
@@ -203,7 +194,7 @@ class RemotePlacement:
 
     def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
         """True if the job could continue without the unreached ones of these hosts; it begins with all."""
-        least = count if self._config.parameter_servers else self._config.range[0]
+        least = count if self.config.parameter_servers else self.config.range[0]
         unreached = [host for host in hosts if not self._is_reached(host)]
         room = sum(host.slots for host in self._left()) - sum(host.slots for host in unreached)
         return self._launcher.does_without and bool(self._places) and room >= least
@@ -222,13 +213,13 @@ class RemotePlacement:
                 if old is not None:
                     old.close()
                 seconds = AGAIN_SECONDS if in_a_hurry else None
-                connection = self._connector.connection(host, interrupted=self._interrupted, join_seconds=seconds)
+                connection = self._connector.connection(host, interrupted=self.interrupted, join_seconds=seconds)
                 terminated = partial(self._note_sigterm, host)
-                link = HostLink(host, connection, say=self._say, recorded=self._recorded, terminated=terminated)
+                link = HostLink(host, connection, say=self.say, recorded=self._recorded, terminated=terminated)
                 self._links[host.name] = link
                 hello = self._hello(host)
                 try:
-                    link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self._interrupted)
+                    link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self.interrupted)
                 except TfdistError:
                     link.close()
                     raise
@@ -249,13 +240,13 @@ class RemotePlacement:
         if self._terminated == self._links.keys():
             self._terminated.clear()
             program = self._launcher.program
-            self._say(f"the agents of all hosts received SIGTERM from the program that started them ({program})")
-            self._end()
+            self.say(f"the agents of all hosts received SIGTERM from the program that started them ({program})")
+            self.end()
 
     def _copy_between(self, hosts: Sequence[Host]) -> None:
         """Let each host copy its workers' newest states into the memory of the next."""
-        config = self._config
-        if not (self._key and config.is_elastic and config.copy_bandwidth) or config.parameter_servers:
+        config = self.config
+        if not (self.key and config.is_elastic and config.copy_bandwidth) or config.parameter_servers:
             return
         links = [self._links[host.name] for host in hosts]
         if len(links) == 1:  # a connected host without workers
@@ -263,12 +254,12 @@ class RemotePlacement:
         if links == self._copying:
             return
         self._copying = links
-        key = key_of_workers(bytes.fromhex(self._key), self._job_id)
+        key = key_of_workers(bytes.fromhex(self.key), self.job_id)
         for sender, taker in ring(links):
             try:
                 port = taker.ask("take copies", sender=sender.host.name, key=taker.key_for(key))
             except TfdistError as error:
-                self._say(f"the state of host {sender.host.name} is not copied to another host's memory: {error}")
+                self.say(f"the state of host {sender.host.name} is not copied to another host's memory: {error}")
                 continue
             at = f"{taker.host.address}:{port}"
             sender.tell("send copies", to=at, name=sender.host.name, key=sender.key_for(key))
@@ -283,15 +274,15 @@ class RemotePlacement:
             "passes_sigterm_on": self._launcher.passes_sigterm_on,
             "ends_the_job_at_sigterm": self._launcher.ends_the_job_at_sigterm,
             "removed": self._launcher.removed,
-            "job": self._job_id,
-            "guard": f"{self._job_id}-{self._hosts.index(host)}-{self._reached}",
-            "environment": passed_on(own, self._remote.passed),
-            "config": config_to_json(self._config),
+            "job": self.job_id,
+            "guard": f"{self.job_id}-{self._hosts.index(host)}-{self._reached}",
+            "environment": passed_on(own, self.remote.passed),
+            "config": config_to_json(self.config),
         }
 
     def _compare(self, hosts: Sequence[Host]) -> None:
         reports = {host: self._links[host.name].report for host in hosts}
-        first, versions = hosts[0] if hosts else None, None
+        versions = None
         for host, report in reports.items():
             assert report is not None
             if report.is_loopback and len(self._hosts) > 1 and not host.address.startswith("127."):
@@ -301,9 +292,8 @@ class RemotePlacement:
                 )
             versions = versions or report.versions
             if report.versions != versions and self._versions is None:
-                assert first is not None
-                self._say(
-                    f"warning: host {host.name} has {_shown(report.versions)}, and host {first.name} "
+                self.say(
+                    f"warning: host {host.name} has {_shown(report.versions)}, and host {hosts[0].name} "
                     f"{_shown(versions)}; install the same versions, for equal numbers"
                 )
         self._versions = versions

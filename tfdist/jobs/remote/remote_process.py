@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.storage.files import write_whole
 
 if TYPE_CHECKING:
     from tfdist.jobs.remote.host_link import HostLink
@@ -74,10 +75,8 @@ class RemoteProcess:
         """Store the failure record where the agent looks for it; the first one counts."""
         path = self.spec.error_file
         if self._returncode is None and not path.exists():
-            temporary = path.with_name(f"{path.name}.new")
             with contextlib.suppress(OSError):  # the disk is full: the exit code has to do
-                temporary.write_text(content, encoding="utf-8")
-                temporary.replace(path)
+                write_whole(path, content)
 
     def end(self, returncode: int, *, unasked: bool = False) -> None:
         if self._returncode is None:

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -368,10 +367,10 @@ def newest(root: Path) -> dict[str, tuple[str, int]]:
     return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(folder: Path) -> Iterator[list[tuple[str, int, int]]]:
     """Yield name, descriptor and size of each file of a state, readable even if it is removed meanwhile."""
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
 
         def descriptor(name: str, flags: int, within: int | None = None) -> int:
             found = os.open(name, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
@@ -393,6 +392,6 @@ def remove(root: Path, training: str, *, but: str | None = None) -> None:
 
 def discard(folder: Path) -> None:
     """Remove a state in the order in which no reader takes it for a damaged one."""
-    with suppress(OSError):
+    with contextlib.suppress(OSError):
         (folder / LAST).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -121,11 +121,7 @@ def get_checkpoint() -> Checkpoint | None:
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
     if not isinstance(metrics, Mapping):
-        raise ConfigTypeError(
-            f"metrics is {validation.shown(metrics)}; it must be a mapping of names to values.",
-            name="metrics",
-            received=validation.shown(metrics),
-        )
+        raise validation.mismatch("metrics", metrics, "a mapping of names to values.", kind=ConfigTypeError)
     found = _plain("metrics", metrics)
     for name in OWN:
         if name in found:
@@ -164,12 +160,8 @@ def _folder_of(checkpoint: Any) -> Path:
     path = getattr(checkpoint, "path", checkpoint)
     kind = getattr(getattr(checkpoint, "filesystem", None), "type_name", "local")
     if kind != "local" or not isinstance(path, str | os.PathLike):
-        raise ConfigTypeError(
-            f"checkpoint is {validation.shown(checkpoint)}; it must be a folder of this node: a path, or "
-            'Checkpoint.from_directory("...").',
-            name="checkpoint",
-            received=validation.shown(checkpoint),
-        )
+        required = 'a folder of this node: a path, or Checkpoint.from_directory("...").'
+        raise validation.mismatch("checkpoint", checkpoint, required, kind=ConfigTypeError)
     if not os.path.isdir(path):
         raise ConfigError(f"checkpoint is {os.fspath(path)!r}, which is not a folder.", name="checkpoint", path=path)
     return Path(path)

@@ -230,7 +230,8 @@ def _received(state: State, number: int, now: float, rules: Rules) -> Next:
         verdict = Verdict.INTERRUPTED
         state = replace(state, received=number)
         if state.failed_at is not None and not rules.in_step:  # that was before the signal
-            verdict, state = Verdict.FAILED, replace(state, failed=True, cause=_failed_first(state, rules))
+            first = min(rules.scripts(state.running)) if state.suspect is None else state.suspect.worker
+            verdict, state = Verdict.FAILED, replace(state, failed=True, cause=first)
         said = f"{name}: {rules.have(state.running)} {rules.grace_seconds:g} s to end; Ctrl-C kills now"
         # a closed output is no request that a process could understand
         passed = signal.SIGTERM if number == signal.SIGPIPE else number
@@ -241,10 +242,6 @@ def _received(state: State, number: int, now: float, rules: Rules) -> Next:
     if state.phase is Phase.STOPPING and number == signal.SIGINT:
         return kill_aloud(state, now, rules)
     return state, ()  # `timeout` and service managers send SIGTERM twice: once to the process, once to its group
-
-
-def _failed_first(state: State, rules: Rules) -> int:
-    return min(rules.scripts(state.running)) if state.suspect is None else state.suspect.worker
 
 
 def _ended(event: Exited, rules: Rules) -> str:

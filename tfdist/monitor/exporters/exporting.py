@@ -34,31 +34,26 @@ def interval(elapsed: float) -> float:
     return min(10.0, max(0.5, elapsed / 60))
 
 
+@dataclass(eq=False, repr=False)
 class Feed:
     """The source of a job's updates; each step that a look has seen is in exactly one point."""
 
-    def __init__(
-        self,
-        observer: Observer,
-        *,
-        every: int = 1,
-        after: int = -1,
-        pace: Callable[[float], float] = interval,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._observer = observer
-        self._every = every
-        self._pace = pace
-        self._now = now
-        self._begun = self._cut_at = now()
+    observer: Observer
+    every: int = 1
+    after: int = -1
+    pace: Callable[[float], float] = interval
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._begun = self._cut_at = self.now()
         self._recorded: float | None = None  # when a step was seen first in this start
-        self._start, self._reached, self._seen = -1, after, 0
+        self._start, self._reached, self._seen = -1, self.after, 0
         self._pending: list[Timeline] = []
         self._last: Snapshot | None = None
 
     def look(self, *, is_last: bool = False) -> Update | None:
         """Return the news; None if the job was never seen."""
-        found = self._observer.look()
+        found = self.observer.look()
         if found is None:
             if self._last is None:
                 return None
@@ -72,9 +67,9 @@ class Feed:
         points += self._take(found, is_last=is_last)
         fresh, self._seen = found.events[self._seen :], len(found.events)
         is_last = is_last or any(event.get("event") == "ended" for event in fresh)
-        now = self._now()
+        now = self.now()
         count = sum(len(one.steps) for one in self._pending)
-        if is_last or (count >= self._every and now - self._cut_at >= self._pace(now - self._begun)):
+        if is_last or (count >= self.every and now - self._cut_at >= self.pace(now - self._begun)):
             points += self._cut(found)
             self._cut_at = now
         self._last = found
@@ -82,10 +77,10 @@ class Feed:
 
     def _take(self, found: Snapshot, *, is_last: bool) -> tuple[Point, ...]:
         """Take the new steps, and return points of earlier ones that other workers have finished."""
-        whole = self._observer.timeline
+        whole = self.observer.timeline
         if whole is None:
             return ()
-        now = self._now()
+        now = self.now()
         if self._recorded is None:
             self._recorded = now
         if len(whole.ranks) < len(found.workers) and now - self._recorded < PATIENCE_SECONDS and not is_last:
@@ -164,7 +159,8 @@ class Outlet(Generic[_News]):
                 self._once("failed", f"cannot be written ({_in_short(error)}); the job continues without it")
                 with self._changed:
                     if not self._ends:
-                        self._put_back(update)
+                        if len(self._waiting) < self.most:
+                            self._waiting.appendleft(update)
                         self._changed.wait_for(lambda: self._ends, wait)
                 wait = min(2 * wait, LONGEST_WAIT_SECONDS)
         if exporter is not None:
@@ -177,10 +173,6 @@ class Outlet(Generic[_News]):
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._ends)
             return self._waiting.popleft() if self._waiting else None
-
-    def _put_back(self, update: _News) -> None:
-        if len(self._waiting) < self.most:
-            self._waiting.appendleft(update)
 
     def _once(self, what: str, text: str) -> None:
         if what not in self._warned:

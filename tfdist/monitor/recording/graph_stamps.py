@@ -19,15 +19,10 @@ _current = threading.local()
 
 
 class Row(Protocol):
-    """The row of a step that is being traced.
+    """The row of a step that is being traced."""
 
-    Attributes:
-        begun: what comes first, with the time at which the step begins.
-        names: of the operations that it has put into the graph, and that are not the step's.
-    """
-
-    begun: Any
-    names: set[str]
+    begun: Any  # what comes first, with the time at which the step begins
+    names: set[str]  # of the operations that it has put into the graph, and that are not the step's
 
     def mark(self, column: int, after: Sequence[Any]) -> None:
         """Note the time at which these operations and tensors are there."""
@@ -36,12 +31,9 @@ class Row(Protocol):
         """Note the loss, the sum of a tensor, and the time at which it is known."""
 
     def norm(self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], scale: Any) -> None:
-        """Note the norm of these tensors in one of `NORM_EVERY` steps, counted from the first one.
+        """Note the norm of the gradient's tensors in one of `NORM_EVERY` steps, counted from the first one.
 
-        Args:
-            squares: returns the sum of the squares of all elements, for those that have no way of their own.
-            tensors: of the gradient.
-            scale: by which they are multiplied, a scalar, or None.
+        They are multiplied by ``scale``, or None. ``squares`` sums the squares of all elements, for those that cannot.
         """
 
     def end(self, after: Sequence[Any], reductions: int) -> None:

@@ -4,7 +4,6 @@ py-spy reads the memory of a process without its cooperation. Otherwise a signal
 file, without Python's lock. A process without a handler gets no signal, which would end it.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -277,9 +276,9 @@ def frames_of(thread: int, text: str) -> list[str]:
 
 def _of_the_kernel(pid: int) -> list[str]:
     found = []
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for thread in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name)):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 name, waits = ((thread / file).read_text().strip() for file in ("comm", "wchan"))
                 does = f"waits in {waits}" if waits not in ("", "0") else "runs"
                 found.append(f"thread {thread.name} ({name}) {does}")

@@ -265,8 +265,7 @@ def _where(verdict: Verdict) -> str:
         return f"worker {verdict.rank} {_WHAT[verdict.part]}"
     if verdict.bound is Bound.UNEVEN:
         return "no worker comes last often enough, or does one thing longer, to be named"
-    who = "all workers" if len(verdict.ranks) > 1 else f"worker {verdict.ranks[0]}"
-    return f"{who}, alike" if len(verdict.ranks) > 1 else who
+    return "all workers, alike" if len(verdict.ranks) > 1 else f"worker {verdict.ranks[0]}"
 
 
 def _evidence(verdict: Verdict) -> str:

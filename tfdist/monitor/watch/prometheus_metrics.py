@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -50,30 +51,24 @@ def _metrics(found: Snapshot) -> Iterator[Metric]:
     yield _of_workers(found, "tfdist_gradient_norm", "Of the reduced gradient, measured now and then", "gradient_norm")
     yield _of_workers(found, "tfdist_resident_memory_bytes", "Resident memory of the process", "memory")
     yield _of_workers(found, "tfdist_busy_processors", "Processors that the process keeps busy", "cpu")
-    steps = CounterMetricFamily("tfdist_steps", "Steps that have ended since the workers were started", labels=_ONE)
-    for one in found.workers:
-        steps.add_metric([job, str(one.worker)], one.step)
-    yield steps
+    what = "Steps that have ended since the workers were started"
+    yield _of_workers(found, "tfdist_steps", what, "step", CounterMetricFamily)
     failures = sum(event.get("event") == "failed" for event in found.events)
-    for name, what, value in (
-        ("tfdist_restarts", "How often the workers were started again", found.start),
-        ("tfdist_failures", "How often workers have failed or hung", failures),
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    for family, name, what, value in (
+        (counter, "tfdist_restarts", "How often the workers were started again", found.start),
+        (counter, "tfdist_failures", "How often workers have failed or hung", failures),
+        (gauge, "tfdist_model_flops_per_second", "Of the model, counted once", found.model_flops_per_second),
+        (gauge, "tfdist_model_flops_utilization", "Of the devices' peak", found.model_flops_utilization),
     ):
-        counted = CounterMetricFamily(name, what, labels=("job",))
-        counted.add_metric([job], value)
-        yield counted
+        of_job = family(name, what, labels=("job",))
+        if value is not None:
+            of_job.add_metric([job], value)
+        yield of_job
     bound = GaugeMetricFamily("tfdist_bound", "1 for what the job is bound by", labels=("job", "bound"))
     if found.bound:
         bound.add_metric([job, found.bound], 1)
     yield bound
-    for name, what, known in (
-        ("tfdist_model_flops_per_second", "Of the model, counted once", found.model_flops_per_second),
-        ("tfdist_model_flops_utilization", "Of the devices' peak", found.model_flops_utilization),
-    ):
-        gauge = GaugeMetricFamily(name, what, labels=("job",))
-        if known is not None:
-            gauge.add_metric([job], known)
-        yield gauge
     yield _alerts(found)
     yield from _resources(found)
 
@@ -99,9 +94,9 @@ def _resources(found: Snapshot) -> Iterator[Metric]:
         yield gauge
 
 
-def _of_workers(found: Snapshot, name: str, what: str, attribute: str) -> Metric:
-    gauge = GaugeMetricFamily(name, what, labels=_ONE)
+def _of_workers(found: Snapshot, name: str, what: str, attribute: str, kind: Any = GaugeMetricFamily) -> Metric:
+    family = kind(name, what, labels=_ONE)
     for one in found.workers:
         if (value := getattr(one, attribute)) is not None:
-            gauge.add_metric([found.job, str(one.worker)], float(value))
-    return gauge
+            family.add_metric([found.job, str(one.worker)], float(value))
+    return family

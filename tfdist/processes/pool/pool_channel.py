@@ -48,13 +48,7 @@ def _exactly(descriptor: int, count: int) -> bytes:
 
 
 class Mailbox:
-    """A buffer that turns bytes into whole messages, so that a reader never waits in the middle of one.
-
-    Example:
-        >>> box = Mailbox()
-        >>> [box.put(byte) for byte in (b"\\0\\0\\0", b"\\2[", b"]")]
-        [[], [], [[]]]
-    """
+    """A buffer that turns bytes into whole messages, so that a reader never waits in the middle of one."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()  # a large message comes in a thousand pieces

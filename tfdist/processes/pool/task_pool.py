@@ -15,12 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from tfdist.errors import TfdistError
+from tfdist.processes.pool.worker_pool import finding_tfdist
 from tfdist.processes.worker_failure import how_it_ended
 from tfdist.waiting import awaited, done_heeding_signals, end_process
 
@@ -120,12 +120,11 @@ class _Worker:
 
     def __init__(self, serve: Callable[["_Worker"], None]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]))
         try:
             with theirs:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "tfdist.processes.pool.task_worker", str(theirs.fileno())],
-                    env={**os.environ, "PYTHONPATH": path},
+                    env=finding_tfdist(os.environ),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # the keyboard's Ctrl-C is for this process, which ends the pool

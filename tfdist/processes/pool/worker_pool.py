@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -262,26 +263,16 @@ def _replies(processes: list[_Process], answers: dict[int, tuple[Any, float]], s
     replies = []
     for index, process in enumerate(processes):
         message, at = answers.get(index, (None, seconds))
+        reply = partial(Reply, worker=index, seconds=at)
         if index not in answers:
-            text = f"no answer after {seconds:.0f} s"
-            replies.append(Reply(worker=index, status="silent", message=text, detail=process.printed(), seconds=at))
+            replies.append(reply(status="silent", message=f"no answer after {seconds:.0f} s", detail=process.printed()))
         elif message is None:
-            ended = _ending(process.popen)
-            replies.append(Reply(worker=index, status="exited", message=ended, detail=process.printed(), seconds=at))
+            replies.append(reply(status="exited", message=_ending(process.popen), detail=process.printed()))
         elif "error" in message:
-            error = message["error"]
-            replies.append(
-                Reply(
-                    worker=index,
-                    status="raised",
-                    types=tuple(error["types"]),
-                    message=error["message"],
-                    detail=error["traceback"],
-                    seconds=at,
-                )
-            )
+            types, text, trace = (message["error"][key] for key in ("types", "message", "traceback"))
+            replies.append(reply(status="raised", types=tuple(types), message=text, detail=trace))
         else:
-            replies.append(Reply(worker=index, status="returned", value=message["value"], seconds=at))
+            replies.append(reply(status="returned", value=message["value"]))
     return tuple(replies)
 
 

@@ -112,16 +112,10 @@ class _Following:
 
     def _take(self, seconds: float) -> None:
         """Handle changes of pods; wait for the first."""
-        try:
-            what, pod = self._changes.get(timeout=seconds)
-        except queue.Empty:
-            return
-        while True:
-            self._learn(what, pod)
-            try:
-                what, pod = self._changes.get_nowait()
-            except queue.Empty:
-                return
+        with contextlib.suppress(queue.Empty):
+            self._learn(*self._changes.get(timeout=seconds))
+            while True:
+                self._learn(*self._changes.get_nowait())
 
     def _learn(self, what: str, pod: Values) -> None:
         uid, index = pod["metadata"]["uid"], index_of(pod)

@@ -231,10 +231,6 @@ def _refused(error: Any, missing: str) -> str:
 
 
 def owned(made: Values, owner: Mapping[str, Any]) -> Values:
-    reference = {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-    }
+    about = owner["metadata"]
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": about["name"], "uid": about["uid"]}
     return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}

@@ -56,9 +56,17 @@ class KubernetesLauncher(Launcher):
         return replace(remote, rendezvous=pod.rendezvous, key=joining_key(environ, key_file))
 
     def run(self, launch: Callable[[], int], *, say: Callable[[str], None]) -> int:
+        """Start the job in the first pod, join it in any other; return the exit code."""
         pod = pod_of(os.environ)
         assert pod is not None
-        return run_in_pod(pod, launch, say=say)
+        wait_for_name(pod.host.address, seconds=_NAME_SECONDS)
+        if pod.index == 0:
+            with pod_outputs.sent():
+                return _beside_an_agent(pod, launch)
+        key = job_key.from_environment(os.environ)
+        assert key is not None
+        ticket = Ticket(addresses=(pod.rendezvous,), name=pod.host.name, key=key)
+        return joined_agent.serve(ticket, wait_seconds=_LAUNCHER_SECONDS, say=say, stay=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +96,6 @@ def pod_of(environ: Mapping[str, str]) -> Pod | None:
     addresses = [address.rpartition(":")[0] for address in cluster.addresses]
     hosts = tuple(Host(name=address.partition(".")[0], address=address) for address in addresses)
     return Pod(index=cluster.worker_index, hosts=hosts, rendezvous=cluster.addresses[0])
-
-
-def run_in_pod(pod: Pod, launch: Callable[[], int], *, say: Callable[[str], None]) -> int:
-    """Start the job in the first pod, join it in any other; return the exit code."""
-    wait_for_name(pod.host.address, seconds=_NAME_SECONDS)
-    if pod.index == 0:
-        with pod_outputs.sent():
-            return _beside_an_agent(pod, launch)
-    key = job_key.from_environment(os.environ)
-    assert key is not None
-    ticket = Ticket(addresses=(pod.rendezvous,), name=pod.host.name, key=key)
-    return joined_agent.serve(ticket, wait_seconds=_LAUNCHER_SECONDS, say=say, stay=True)
 
 
 def wait_for_name(name: str, *, seconds: float) -> None:

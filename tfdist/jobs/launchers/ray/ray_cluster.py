@@ -151,13 +151,9 @@ class _Driver(StartedAgents):
         self._answers: dict[str, Any] = {}
         self._ended: dict[str, str] = {}
         self._agents: frozenset[str] = frozenset()  # addresses
-        self._gone = False
+        self.is_gone = False
         self._reader = threading.Thread(target=self._read, name="driver of Ray", daemon=True)
         self._reader.start()
-
-    @property
-    def is_gone(self) -> bool:
-        return self._gone
 
     def ask(self, request: dict[str, Any]) -> None:
         with self._changed:
@@ -175,12 +171,12 @@ class _Driver(StartedAgents):
 
     def wait_for_agents(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._gone or self._agents <= self._ended.keys(), seconds)
+            self._changed.wait_for(lambda: self.is_gone or self._agents <= self._ended.keys(), seconds)
 
     def answer(self, name: str, *, interrupted: Callable[[], bool], seconds: float | None = None) -> Any:
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
-            while not self._answers and not self._gone and not interrupted():
+            while not self._answers and not self.is_gone and not interrupted():
                 if deadline is not None and time.monotonic() > deadline:
                     raise DeadlineError(
                         f"Ray's cluster has not answered within {seconds:g} s.{self._errors.quoted()}\nLook whether it "
@@ -193,7 +189,7 @@ class _Driver(StartedAgents):
         if "error" in answers:
             there_is = answers.get("room")
             raise TfdistError(answers["error"]) if there_is is None else NoRoomError(answers["error"], there_is)
-        if self._gone:
+        if self.is_gone:
             raise TfdistError(f"the driver of Ray has ended.{self._errors.quoted()}")
         raise TfdistError("the wait for Ray was interrupted.")
 
@@ -215,11 +211,11 @@ class _Driver(StartedAgents):
         except WireError:
             pass
         with self._changed:
-            self._gone = True
+            self.is_gone = True
             self._changed.notify_all()
 
     def ended(self) -> str:
-        if self._gone:
+        if self.is_gone:
             return f"the driver of Ray has ended.{self._errors.quoted()}"
         with self._changed:
             said = "\n".join(self._ended.values())
@@ -230,7 +226,7 @@ class _Driver(StartedAgents):
     def said(self) -> str:
         """Return the known reasons for the end of hosts; Ray may learn them a moment later."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._gone, _LEARN_SECONDS)
+            self._changed.wait_for(lambda: self._ended or self.is_gone, _LEARN_SECONDS)
             return "\n".join(self._ended.values())
 
     def end(self) -> None:
