@@ -154,8 +154,9 @@ def _remove_if_dead(folder: Path) -> None:
     with contextlib.suppress(OSError):  # it lives, has gone meanwhile, or is another user's
         descriptor = _opened(folder)
         try:
-            host = (folder / _HOST_FILE).read_text(encoding="utf-8")
-            if os.fstat(descriptor).st_uid != os.geteuid() or host != socket.gethostname():
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return  # and read nothing there: it could be a pipe
+            if (folder / _HOST_FILE).read_text(encoding="utf-8") != socket.gethostname():
                 return
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             guardian.remove(str(folder))
