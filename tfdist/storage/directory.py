@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.storage.block_cache import BlockCache
-from tfdist.storage.files import FolderKind, NewFiles
+from tfdist.storage.files import FolderKind, NewFiles, OnReady
 from tfdist.storage.local_storage import LOCK_SECONDS, LocalStorage
 
 __all__ = ["LocalStorage", "Storage", "storage"]
@@ -100,14 +100,7 @@ class FolderStorage(Storage, Protocol):
         """Return the bytes of a file, not to be written to; CorruptDataError if there are more than ``most``."""
 
     def publish(
-        self,
-        name: str,
-        files: NewFiles,
-        kind: FolderKind,
-        *,
-        mark: str,
-        is_joint: bool,
-        on_ready: Callable[[Path | None], None],
+        self, name: str, files: NewFiles, kind: FolderKind, *, mark: str, is_joint: bool, on_ready: OnReady
     ) -> None:
         """Make a folder of these files, and of those that others stage for a joint one; or make nothing."""
 

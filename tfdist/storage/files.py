@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 #: names of files, and what writes each
 NewFiles = Iterable[tuple[str, Callable[[BinaryIO], None]]]
+#: is called once the files of a folder are written, and before it counts, with its path if it is local
+OnReady = Callable[[Path | None], None]
 
 
 @dataclass(frozen=True)

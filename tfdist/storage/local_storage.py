@@ -26,6 +26,7 @@ from tfdist.storage.files import (
     ExplainedFile,
     FolderKind,
     NewFiles,
+    OnReady,
     claim,
     explained,
     is_plain,
@@ -247,14 +248,7 @@ class LocalStorage:
                 os.close(descriptor)
 
     def publish(
-        self,
-        name: str,
-        files: NewFiles,
-        kind: FolderKind,
-        *,
-        mark: str,
-        is_joint: bool,
-        on_ready: Callable[[Path | None], None],
+        self, name: str, files: NewFiles, kind: FolderKind, *, mark: str, is_joint: bool, on_ready: OnReady
     ) -> None:
         """Make a folder under a hidden name, and rename it, in place of one with the same name."""
         final = self.local / name

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -33,6 +32,7 @@ from tfdist.storage.files import (
     ExplainedFile,
     FolderKind,
     NewFiles,
+    OnReady,
     is_plain,
     mark_of,
     plain_name,
@@ -306,14 +306,7 @@ class FsspecStorage:
         return np.frombuffer(self.read(name, 0, size), np.uint8)
 
     def publish(
-        self,
-        name: str,
-        files: NewFiles,
-        kind: FolderKind,
-        *,
-        mark: str,
-        is_joint: bool,
-        on_ready: Callable[[Path | None], None],
+        self, name: str, files: NewFiles, kind: FolderKind, *, mark: str, is_joint: bool, on_ready: OnReady
     ) -> None:
         """Make a folder that counts once its last file is there.
 
