@@ -37,6 +37,9 @@ NewFiles = Iterable[tuple[str, Callable[[BinaryIO], None]]]
 #: is called once the files of a folder are written, and before it counts, with its path if it is local
 OnReady = Callable[[Path | None], None]
 
+#: what differs once a local file was replaced or changed: its device, inode, size, and time of change in ns
+State = tuple[int, int, int, int]
+
 
 @dataclass(frozen=True)
 class FolderKind:
@@ -115,6 +118,10 @@ def write_durably(path: Path, text: str, *, mode: int) -> None:
         part.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def state_of(about: os.stat_result) -> State:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def is_temporary(name: str) -> bool:

@@ -27,6 +27,7 @@ from tfdist.storage.files import (
     FolderKind,
     NewFiles,
     OnReady,
+    State,
     claim,
     explained,
     is_plain,
@@ -35,6 +36,7 @@ from tfdist.storage.files import (
     plain_name,
     remove_abandoned,
     staging_name,
+    state_of,
     storage_error,
     sync_directory,
     temporary_name,
@@ -87,16 +89,14 @@ class LocalStorage:
         with self._open(name) as descriptor:
             return os.fstat(descriptor).st_size
 
-    def state(self, name: str) -> tuple[int, int, int, int]:
-        """Return the device, inode, size and time of change in ns of a file."""
+    def state(self, name: str) -> State:
         path = self._paths.get(name)
         if path is None:  # a reader asks for every batch
             path = self._paths[name] = str(self.local / plain_name(name))
         try:
-            about = os.stat(path)
+            return state_of(os.stat(path))
         except OSError as error:
             raise storage_error(error, Path(path), "read") from error
-        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         with self._open(name) as descriptor:

@@ -26,7 +26,7 @@ from tfdist.data.format.schema import FIXED, TEXT, Schema, indexed_values
 from tfdist.data.format.shard_index import Index, arrays_of, stored_index
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError, ShortReadError, StorageError
 from tfdist.storage.directory import Storage
-from tfdist.storage.files import storage_error
+from tfdist.storage.files import State, storage_error
 
 _logger = logging.getLogger(__name__)
 _STEP = 4096  # examples that are looked at in one go
@@ -353,7 +353,7 @@ class Binding:
                 fetched = math.inf
         self.require_manifest(fetched)
 
-    def require_states(self, states: Mapping[int, tuple[int, int, int, int]]) -> None:
+    def require_states(self, states: Mapping[int, State]) -> None:
         """Raise the errors of `require` for local files that were read in these states."""
         for number, state in states.items():
             self._bind(number, state)

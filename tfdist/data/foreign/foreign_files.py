@@ -23,6 +23,7 @@ from tfdist.data.format.aligned_arrays import aligned
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import Schema
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
+from tfdist.storage.files import state_of
 from tfdist.storage.local_storage import LocalStorage
 
 EXAMPLES, RAW, SEQUENCES = "examples", "raw", "sequences"
@@ -154,7 +155,7 @@ class FileBinding(Binding):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
-        self._states = [_state(path) for path in paths]
+        self._states = [state_of(path.stat()) for path in paths]
         self._looked = time.monotonic()
         self._lock = threading.Lock()
 
@@ -181,16 +182,11 @@ class FileBinding(Binding):
     def require(self, shards: Iterable[int]) -> None:
         for number in shards:
             path = self._paths[number]
-            if not path.exists() or _state(path) != self._states[number]:
+            if not path.exists() or state_of(path.stat()) != self._states[number]:
                 raise DataChangedError(
                     f"{path} was written anew or removed since it was opened. Read it again to have what is there now.",
                     path=str(path),
                 )
-
-
-def _state(path: Path) -> tuple[int, int, int, int]:
-    about = path.stat()
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def files_of(source: Any) -> list[Path]:
