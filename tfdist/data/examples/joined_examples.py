@@ -118,12 +118,6 @@ class _Bindings(Binding):
         self._each = [part.binding for part in parts]
         self._shards = shards
 
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     @contextmanager
     def explained(self) -> Iterator[None]:
         with ExitStack() as stack:
