@@ -90,7 +90,7 @@ class Renumbered:
         for block in self._source.blocks(start, stop):
             changed = {name: self._changed(name, block[name], at) for name in self._tables}
             yield {**block, **changed}
-            at += len(next(iter(block.values())))
+            at += length(block)
 
     def _changed(self, name: str, values: Any, at: int) -> Any:
         table = self._tables[name]
