@@ -143,6 +143,19 @@ class Foreign(Computed):
             row[:] = maps[shard][begin : begin + width]
         return found
 
+    def fitting(self, number: int, name: str, array: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the array that an example has for a feature; refuse one that is not as the schema says."""
+        feature = self.schema[name]
+        alike = array is not None and array.dtype.name == feature.dtype and feature.shape in (array.shape, (None,))
+        if array is None or not alike or (feature.size is None and array.ndim != 1):
+            said = "no array" if array is None else f"{array.dtype.name} of shape {array.shape}"
+            raise self.bad(number, f"its {name} is {said}, which must be {feature}.")
+        return array
+
+    def stacked(self, name: str, arrays: list[NDArray[Any]]) -> Any:
+        """Return the arrays of a feature as a column."""
+        return arrays if self.schema[name].size is None else np.stack(arrays) if arrays else np.zeros((0,))
+
     def bad(self, number: int, why: str) -> CorruptDataError:
         """The error of an example that cannot be read."""
         shard, place, _ = self.locate(np.array([number]))
