@@ -71,11 +71,16 @@ def table_of(path: str) -> Any:
 
 def is_saved(folder: str | os.PathLike[str]) -> bool:
     """`save_to_disk` wrote a folder; others may have a file of that name."""
+    return has_field(Path(folder, STATE), "_data_files")
+
+
+def has_field(path: Path, field: str) -> bool:
+    """Return whether a file is a JSON object with this field."""
     try:
-        found = json.loads(Path(folder, STATE).read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and "_data_files" in found
+    return isinstance(found, dict) and field in found
 
 
 def saved_files(folder: str | os.PathLike[str]) -> list[str]:
