@@ -30,9 +30,7 @@ def open_arrow(path: str, schema: Schema | None, options: Options) -> arrow_tabl
     step = examples_per_block(table.nbytes // max(1, table.num_rows))
     read = functools.partial(_batches, path, found.read, step)
     identity = source_files.identity("arrow", [path])
-    is_stamped = source_files.are_stamped(identity)
-    names = table.schema.names
-    return arrow_table.Table(found, read, names, identity, count=table.num_rows, seekable=True, identifies=is_stamped)
+    return arrow_table.Table(found, read, table.schema.names, identity, count=table.num_rows, seekable=True)
 
 
 def _batches(path: str, columns: list[str], step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
