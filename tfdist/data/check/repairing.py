@@ -7,7 +7,7 @@ killed leaves the old directory or the new one. A lost manifest is rebuilt from 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import record_framing
 from tfdist.data.format.contents import Contents, batches
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest, require_folder
-from tfdist.data.format.picture_decoding import Decoding
+from tfdist.data.format.picture_decoding import Decode, decoding
 from tfdist.data.format.record_framing import Content, Found, walk
 from tfdist.data.format.revisions import (
     index_name,
@@ -278,8 +278,8 @@ def repair_storage(
                 "decode looks at a directory that has a manifest. Repair that first, then decode."
             ) from error
         return _without_manifest(place, into, schema)
-    with Decoding(old.schema, old.total_bytes) if decode else nullcontext() as decoding:
-        done = examine_all(place, old, decode=decoding, progress=progress)
+    with decoding(old.schema, old.total_bytes) if decode else nullcontext() as decodes:
+        done = examine_all(place, old, decode=decodes, progress=progress)
         missing = [shard.file for shard, state in zip(old.shards, done, strict=True) if state.is_missing]
         if missing and not drop_missing:
             raise CorruptDataError(
@@ -288,7 +288,7 @@ def repair_storage(
                 name=missing[0],
                 path=place.url,
             )
-        work = _Work(place, into, old, next_revision(old.revision, old.files), decoding)
+        work = _Work(place, into, old, next_revision(old.revision, old.files), decodes)
         for shard, state in zip(old.shards, done, strict=True):
             work.add(shard, state)
     return work.commit()
@@ -311,7 +311,7 @@ class _Work:
     """The state of a repair: a directory on its way to its next revision, or to a copy."""
 
     def __init__(
-        self, place: Storage, into: Storage | None, old: Manifest, revision: int, decode: Decoding | None
+        self, place: Storage, into: Storage | None, old: Manifest, revision: int, decode: Decode | None
     ) -> None:
         self._place, self._target, self._is_copy = place, into or place, into is not None
         self._old, self._decode = old, decode
@@ -406,14 +406,7 @@ class _NothingLeftError(Exception):
 
 
 def copied(
-    place: Storage,
-    shard: str,
-    into: Storage,
-    name: str,
-    schema: Schema,
-    layout: str,
-    *,
-    decode: Callable[[Sequence[bytes]], list[str]] | None = None,
+    place: Storage, shard: str, into: Storage, name: str, schema: Schema, layout: str, *, decode: Decode | None = None
 ) -> Shard | None:
     """Copy the records of a shard that are whole and fit the schema; return None if there are none."""
     contents = Contents(schema, layout, decode=decode)
