@@ -111,11 +111,7 @@ class Foreign(Computed):
         self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
         schema = self._schema()
         super().__init__(
-            schema,
-            shards,
-            storage=files.storage,
-            binding=files.binding,
-            label=label if label in schema else None,
+            schema, shards, storage=files.storage, binding=files.binding, label=label if label in schema else None
         )
 
     @abstractmethod

@@ -210,11 +210,7 @@ def read(
 
 
 def _order(
-    view: View,
-    manifest: Manifest,
-    order: Any,
-    label: str | tuple[str, ...] | None,
-    compiled: CompiledOrders | None,
+    view: View, manifest: Manifest, order: Any, label: str | tuple[str, ...] | None, compiled: CompiledOrders | None
 ) -> epoch_orders.Order:
     """Return the order of those examples of a view that a manifest has; the others were appended later."""
     if view.mixture is None:

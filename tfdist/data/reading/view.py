@@ -135,11 +135,7 @@ def open_directory(
         ...     len(examples), examples[1]["name"]
         (3, b'b')
     """
-    options: dict[str, Any] = {
-        "storage_options": storage_options,
-        "cache": cache,
-        "follow_symlinks": follow_symlinks,
-    }
+    options: dict[str, Any] = {"storage_options": storage_options, "cache": cache, "follow_symlinks": follow_symlinks}
     validation.one_of("records", records, CONTENTS)
     matching = list(directory) if isinstance(directory, (list, tuple)) else _matching(directory)
     if len(matching) > 1 or isinstance(directory, (list, tuple)):
