@@ -120,23 +120,7 @@ def _keys_of(match: str, pattern: str) -> Keys:
 
 def _inside(folder: str, split: str | None) -> list[Found]:
     several = _splits(folder)
-    if several and split is None:
-        raise ConfigError(
-            f"source is the folder {folder!r}, which holds the splits {', '.join(several)}; choose one: "
-            f"split={next(iter(several))!r} (--split). tfdist.data.write writes all of them, if it is given the "
-            "folder alone.",
-            name="split",
-            received=None,
-            path=folder,
-        )
-    if split is not None:
-        if split not in several:
-            held = f"the splits {', '.join(several)}" if several else "no splits, but one set of examples"
-            raise ConfigError(
-                f"split is {split!r}; the folder {folder!r} holds {held}.", name="split", received=split, path=folder
-            )
-        return several[split]
-    return _plainly(folder)
+    return _plainly(folder) if not several and split is None else splits.chosen(several, split, where=folder)
 
 
 def _splits(folder: str) -> Mapping[str, list[Found]]:
