@@ -36,7 +36,7 @@ UNDERSTOOD = (
 )
 IMAGES = "images"
 TFRECORDS = "tfrecords"
-_TABLES = ("csv", "parquet", "arrow")
+_TABLES = {"csv": csv.open_csv, "parquet": parquet.open_parquet, "arrow": arrow_ipc.open_arrow}
 
 
 def kind_of(path: str) -> str:
@@ -357,12 +357,6 @@ def _columns(source: Source) -> set[str]:
 
 
 def _open_one(kind: str, path: str, schema: Schema | None, options: Options) -> Source:
-    if kind == "csv":
-        return csv.open_csv(path, schema, options)
-    if kind == "arrow":
-        return arrow_ipc.open_arrow(path, schema, options)
-    if kind == "parquet":
-        return parquet.open_parquet(path, schema, options)
-    if kind == "hdf5":
-        return hdf5.open_hdf5(path, schema)
-    return Archive([path], schema)
+    if kind in _TABLES:
+        return _TABLES[kind](path, schema, options)
+    return hdf5.open_hdf5(path, schema) if kind == "hdf5" else Archive([path], schema)
