@@ -354,9 +354,11 @@ class _Job:
         if processes > 1 and len(open_) > 1:
             from tfdist.processes.pool.task_pool import in_processes
 
-            fixed = self.place.url, self.storage_options, self.source_options, schema, layout
+            fixed = self.place.url, self.storage_options, self.source_options
             # one after the other: each may have a copy of its examples
-            tasks = ((*fixed, number, name, part_of(source, *span), *span) for number, name, span in bounds)
+            tasks = (
+                (*fixed, number, schema, layout, name, part_of(source, *span), *span) for number, name, span in bounds
+            )
             done = in_processes(write_shard, tasks, processes)
         else:
             at, report = self.place, self._report
