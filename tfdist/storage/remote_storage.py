@@ -17,7 +17,6 @@ from fsspec.core import url_to_fs
 from fsspec.registry import known_implementations
 from numpy.typing import NDArray
 
-from tfdist import validation
 from tfdist.errors import (
     ConfigError,
     CorruptDataError,
@@ -132,19 +131,11 @@ class FsspecStorage:
     keeps_names = False
 
     def __init__(
-        self,
-        url: str,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        cache: BlockCache | None = None,
-        gap: int = GAP_BYTES,
-        largest: int = LARGEST_REQUEST,
+        self, url: str, *, storage_options: Mapping[str, Any] | None = None, cache: BlockCache | None = None
     ) -> None:
         self.url: str = url.rstrip("/") if not url.endswith("://") else url
         self._options = dict(storage_options or {})
         self._cache = cache
-        self._gap = validation.integer("gap", gap, minimum=0)
-        self._largest = validation.integer("largest", largest, minimum=1)
         self._files: dict[str, File] = {}
         self.fetched: float = -math.inf
         self._fs, self._root = driver(self.url, self._options)
@@ -162,8 +153,7 @@ class FsspecStorage:
         return f"FsspecStorage({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"storage_options": self._options, "cache": self._cache}
-        return functools.partial(FsspecStorage, gap=self._gap, largest=self._largest, **options), (self.url,)
+        return functools.partial(FsspecStorage, storage_options=self._options, cache=self._cache), (self.url,)
 
     def names(self) -> list[str]:
         listed = [
@@ -225,11 +215,11 @@ class FsspecStorage:
             file = self._known(name)
             located.append((file, *within(f"{self.url}/{name}", start, length, file.size)))
         if self._cache is None:
-            return self._fetch([(file.name, start, length) for file, start, length in located], self._gap)
+            return self._fetch([(file.name, start, length) for file, start, length in located], GAP_BYTES)
         return self._cache.read_ranges(located, lambda wanted: self._fetch(wanted, 0))
 
     def _fetch(self, ranges: Sequence[Range], gap: int) -> list[bytes]:
-        plan = coalesce(ranges, gap=gap, largest=self._largest)
+        plan = coalesce(ranges, gap=gap, largest=LARGEST_REQUEST)
         if not plan.requests:
             return plan.results([])
         names = sorted({name for name, _, _ in plan.requests})
