@@ -10,7 +10,6 @@ import numpy as np
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.feature_values import label_columns
-from tfdist.data.foreign.foreign_files import EXAMPLES
 from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.order import batch_positions, class_lists, class_shares, epoch_orders, mixtures
 from tfdist.data.order.class_priors import Prior, prior_of
@@ -148,7 +147,7 @@ def read(
         storage_options=storage_options,
         cache=remote_cache or (BlockCache(limit_bytes=_REMOTE_CACHE_BYTES) if is_remote else None),
         follow_symlinks=follow_symlinks,
-        **({} if records == EXAMPLES else {"records": records}),
+        records=records,
     )
     examples = view.examples
     if examples.paths is not None:  # of a store when they are read first

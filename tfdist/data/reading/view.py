@@ -206,8 +206,7 @@ def _matching(directory: Any) -> list[str]:
 def view_of(source: Source, name: str = "directory", **options: Any) -> View:
     """Return a view of the examples that a user gives as a source."""
     if isinstance(source, (View, Examples)):
-        if any(options.values()):
-            given = ", ".join(sorted(key for key, value in options.items() if value))
+        if given := ", ".join(sorted(key for key, value in options.items() if value and value != EXAMPLES)):
             raise ConfigError(
                 f"{given} must be given where the directory is opened: tfdist.data.open(directory, ...).", name=given
             )
