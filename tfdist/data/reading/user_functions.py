@@ -121,12 +121,10 @@ class Search:
 
     def __call__(self, ids: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return numbers and seeds of the examples to read instead, and a float32 mask of the unchanged ones."""
-        found = tf.numpy_function(
-            self._fetcher.failures.noted(self._found), [ids, seeds], [tf.int64, tf.int32, tf.float32]
-        )
-        for value, like in zip(found, (ids, seeds, ids), strict=True):
-            value.set_shape(like.shape)
-        return tuple(found)
+        find = self._fetcher.failures.noted(self._found)
+        found = tf.numpy_function(find, [ids, seeds], [tf.int64, tf.int32, tf.float32])
+        ids, seeds, can = tensor_columns.shaped(found, [value.shape for value in (ids, seeds, ids)])
+        return ids, seeds, can
 
     def _found(self, ids: _Ids, seeds: _Seeds) -> tuple[_Ids, _Seeds, NDArray[np.float32]]:
         problems = [self._problem(*row) for row in zip(ids.tolist(), seeds, strict=True)]
