@@ -168,7 +168,11 @@ def stats(
         ...     found.features["x"].mean, dict(found.labels), found.duplicates.pairs
         (2.0, {'0': 2, '1': 2}, ((0, 2),))
     """
-    options = {"storage_options": storage_options, "follow_symlinks": follow_symlinks, "records": records}
+    options: dict[str, Any] = {
+        "storage_options": storage_options,
+        "follow_symlinks": follow_symlinks,
+        "records": records,
+    }
     views = [view_of(one, **options) for one in (directory, *([] if against is None else [against]))]
     schema = views[0].examples.schema
     label = label or views[0].examples.manifest.label
