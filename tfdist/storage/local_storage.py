@@ -10,7 +10,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -184,9 +184,7 @@ class LocalStorage:
             sync_directory(self.local)
 
     @contextmanager
-    def lock(
-        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
-    ) -> Iterator[None]:
+    def lock(self, *, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
         """Be the only writer for the block; the system frees the lock when its process ends.
 
         The new holder removes the leftovers of killed writers. A thread that has the lock must not ask for it again.
@@ -199,7 +197,7 @@ class LocalStorage:
             silent = min(_SILENT_SECONDS, timeout_seconds)
             try:
                 if not _acquired(guard, silent):
-                    (on_wait or _log.warning)(f"Waiting for another writer, which has locked {path} ...")
+                    _log.warning("Waiting for another writer, which has locked %s ...", path)
                     if not _acquired(guard, timeout_seconds - silent):
                         raise DeadlineError(
                             f"{path} was locked by another writer for {timeout_seconds:g} seconds. Wait until that "

@@ -5,7 +5,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Any, BinaryIO, cast
@@ -38,7 +38,6 @@ from tfdist.storage.files import (
     temporary_name,
     within,
 )
-from tfdist.storage.local_storage import LOCK_SECONDS
 from tfdist.storage.ranges import Range, coalesce
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -280,9 +279,7 @@ class FsspecStorage:
         with self._explained(f"{self.url}/{name}", "removed"), suppress(FileNotFoundError, KeyError):
             self._driver().rm_file(path)
 
-    def lock(
-        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
-    ) -> "nullcontext[None]":
+    def lock(self) -> "nullcontext[None]":
         """Do nothing: stores have no locks that end with their holder. Only one process may write."""
         return nullcontext()
 
