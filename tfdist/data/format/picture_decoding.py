@@ -105,15 +105,10 @@ def decoding(schema: Schema, size: int) -> Iterator[Decode]:
             name="decode",
             received=True,
         )
-    pool = TaskPool(max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS)))
 
     def decode(contents: Sequence[bytes]) -> list[str]:
         looks = pool.ask(look_at, list(contents), True)
         return [look.problem if look.is_broken else "" for look in looks]
 
-    ended_well = False
-    try:
+    with TaskPool(max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS))) as pool:
         yield decode
-        ended_well = True
-    finally:
-        pool.close(at_once=not ended_well)
