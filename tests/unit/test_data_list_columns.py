@@ -8,8 +8,8 @@ import pytest
 from tests.refusals import refused
 from tests.unit.test_data_index_files import put, record
 from tfdist import data
-from tfdist.data.examples.list_columns import lists_of
 from tfdist.data.format import example
+from tfdist.data.views.sequence_packing import lists_of
 from tfdist.errors import CorruptDataError
 
 LISTS = [[1, 2, 300], [], [-1], [2**63 - 1, -(2**63)], list(range(1000)), [0]]

@@ -172,23 +172,24 @@ with LocalStorage(sys.argv[1]).lock():
 def test_one_writer_at_a_time(place: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_storage, "_SILENT_SECONDS", 0.0)
     with child(HOLDER, place.local) as holder:
-        said: list[str] = []
+        said: list[Path] = []
+        monkeypatch.setattr(local_storage._log, "warning", lambda _, path: said.append(path))
         with (
             refused(DeadlineError, path=place.local / LOCK_NAME, mentions=["0.1 seconds"]) as caught,
-            place.lock(timeout_seconds=0.1, on_wait=said.append),
+            place.lock(timeout_seconds=0.1),
         ):
             pytest.fail("two have it")
         assert str(place.local) in str(caught.value)
 
-        def release(message: str) -> None:
-            said.append(message)
+        def release(_: str, path: Path) -> None:
+            said.append(path)
             assert holder.stdin is not None
             holder.stdin.close()
 
-        with place.lock(timeout_seconds=DEADLINE_SECONDS, on_wait=release):
+        monkeypatch.setattr(local_storage._log, "warning", release)
+        with place.lock(timeout_seconds=DEADLINE_SECONDS):
             assert holder.wait(DEADLINE_SECONDS) == 0
-        assert len(said) == 2
-        assert all(str(place.local / LOCK_NAME) in message for message in said)
+        assert said == [place.local / LOCK_NAME] * 2
         holder.stdin = None
 
 

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.refusals import refused
-from tfdist.errors import ConfigError
 from tfdist.storage.ranges import Plan, Range, coalesce
 
 CONTENT = {name: bytes((17 * i + len(name)) % 256 for i in range(400)) for name in ("a", "bb", "ccc")}
@@ -78,16 +76,3 @@ def test_no_fewer_requests_would_do(ranges: list[Range], gap: int, largest: int)
 )
 def test_simple_cases(ranges: list[Range], gap: int, largest: int, requests: list[Range]) -> None:
     assert list(coalesce(ranges, gap=gap, largest=largest).requests) == requests
-
-
-@pytest.mark.parametrize("bad", [("f", -1, 2), ("f", 0, -2)])
-def test_negative_ranges_are_refused(bad: Range) -> None:
-    with refused(ConfigError, name="f", received=bad[1:]):
-        coalesce([("f", 0, 1), bad], gap=0, largest=1)
-    with refused(ConfigError, name="largest", received=0):
-        coalesce([], gap=0, largest=0)
-
-
-def test_every_request_needs_an_answer() -> None:
-    with refused(ConfigError, name="answers", received=0):
-        coalesce([("f", 0, 1)], gap=0, largest=1).results([])

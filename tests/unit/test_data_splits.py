@@ -82,7 +82,7 @@ def test_one_split_has_the_classes_of_train_beside_it(tmp_path: Path, caplog: py
 
 def test_a_class_that_train_has_not_is_an_error(tmp_path: Path) -> None:
     photos = pictures(tmp_path / "photos", {**CLASSES, "test": ["cat", "zebra"]})
-    with refused(ConfigError, name="zebra", path=photos / "test", mentions=["(cat, dog,"]):
+    with refused(ConfigError, name="label", received="zebra", path=photos / "test", mentions=["(cat, dog,"]):
         write(photos, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 

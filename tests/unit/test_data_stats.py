@@ -237,8 +237,12 @@ def test_labels_of_every_kind(tmp_path: Path) -> None:
         "lists": ([[0, 1], [1], []], {"cat": 1, "dog": 2}),
         "zeros and ones": (np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0]]), {"0": 1, "2": 2}),
         "float": (np.array([0.5, 1.5, 2.5]), None),
+        "one name twice": ([0, 2, 0], {"0": 2, "2": 1}),
     }
-    schema = {"lists": data.Feature("int64", (None,), names=("cat", "dog"))}
+    schema = {
+        "lists": data.Feature("int64", (None,), names=("cat", "dog")),
+        "one name twice": data.Feature("int64", names=("crane", "dog", "crane")),
+    }
     for name, (values, expected) in columns.items():
         rows = [{"label": value, "x": n} for n, value in enumerate(values)]
         known = data.Schema({"label": schema[name], "x": data.Feature("int64")}) if name in schema else None

@@ -27,6 +27,7 @@ from tfdist.errors import (
     StorageError,
     TfdistError,
 )
+from tfdist.storage import remote_storage
 from tfdist.storage.block_cache import BlockCache
 from tfdist.storage.directory import LocalStorage, Storage, storage
 from tfdist.storage.ranges import Plan
@@ -374,7 +375,8 @@ def test_a_driver_may_list_no_sizes_and_return_errors() -> None:
 
 
 def test_requests_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = FsspecStorage("memory://joined", gap=10, largest=100)
+    monkeypatch.setattr(remote_storage, "GAP_BYTES", 10)
+    place = FsspecStorage("memory://joined")
     put(place, "f", bytes(200))
     asked: list[Any] = []
     driver = place._driver()

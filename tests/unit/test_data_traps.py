@@ -46,6 +46,22 @@ def test_a_label_that_is_no_int64_is_a_corrupt_example(tmp_path: Path, value: by
         examples[1]
 
 
+@pytest.mark.parametrize(
+    "other", [np.array([1.5, 2.5, 3.5]), np.array([1, 2, 3], np.int32), np.array([[1, 2]]), None], ids=str
+)
+def test_a_list_of_another_dtype_is_a_corrupt_example(tmp_path: Path, other: Any) -> None:
+    arrays = []
+    for array in (np.array([1, 2]), np.array([1, 2, 3]), other):
+        np.save(buffer := io.BytesIO(), array, allow_pickle=True)
+        arrays.append(buffer.getvalue())
+    examples = data.open(
+        tar(tmp_path / "a.tar", *((f"{key}.npy", content) for key, content in zip("abc", arrays, strict=True)))
+    )
+    assert [examples[number]["npy"].tolist() for number in (0, 1)] == [[1, 2], [1, 2, 3]]
+    with refused(CorruptDataError, mentions=("example 2",)):
+        examples[2]
+
+
 def mds(folder: Path, encoding: str, values: list[bytes]) -> Path:
     about: dict[str, Any] = {"column_encodings": [encoding], "column_names": ["x"], "column_sizes": [None]}
     about |= {"compression": None, "format": "mds", "samples": len(values), "version": 2}

@@ -215,14 +215,17 @@ def test_memory_stays_bounded_whatever_the_shard_is(tmp_path: Path, monkeypatch:
         return read(name, start, length)
 
     monkeypatch.setattr(place, "read", noted)
-    content = Content(place, "data-00000.tfrecord", window=1000)
+    monkeypatch.setattr(record_framing, "WINDOW_BYTES", 1000)
+    content = Content(place, "data-00000.tfrecord")
     assert sum(found.payload is not None for found in walk(content)) == 200
     assert content.crc() == tfdist.data.open(tmp_path).manifest.shards[0].crc32c
     assert 0 < min(asked) <= max(asked) <= 1000
 
 
 @pytest.mark.parametrize("window", [64, 100, 1 << 20])
-def test_what_is_found_does_not_depend_on_the_window(tmp_path: Path, window: int) -> None:
+def test_what_is_found_does_not_depend_on_the_window(
+    tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = np.random.default_rng(3)
     payloads = [generator.bytes(int(size)) for size in generator.integers(0, 200, 60)]
     data = bytearray(b"".join(map(record_framing.frame, payloads)))
@@ -231,7 +234,8 @@ def test_what_is_found_does_not_depend_on_the_window(tmp_path: Path, window: int
     with storage(tmp_path).create("a") as file:
         file.write(data)
     expected = [(found.offset, found.payload) for found in walk(Content(storage(tmp_path), "a"))]
-    found = [(found.offset, found.payload) for found in walk(Content(storage(tmp_path), "a", window=window))]
+    monkeypatch.setattr(record_framing, "WINDOW_BYTES", window)
+    found = [(found.offset, found.payload) for found in walk(Content(storage(tmp_path), "a"))]
     assert found == expected
     assert 40 < sum(payload in payloads for _, payload in found if payload is not None) < 60
 

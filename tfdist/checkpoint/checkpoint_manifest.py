@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError, fields_of
-from tfdist.storage.files import FolderKind, plain_name
+from tfdist.storage.files import FolderKind, parsed_manifest, plain_name
 
 PREFIX = "step-"
 SUFFIX = ".safetensors"
@@ -24,11 +24,10 @@ RECEIPT = ".receipt"
 _NAME = re.compile(PREFIX + "[0-9]{12}")
 NAME = "manifest.json"
 FORMAT = "tfdist checkpoint"
-# 2: with parts of workers. What has none is written as it was before there were any.
-VERSION = 2
 LARGEST_BYTES = 16 << 20  # JSON needs many times its size in memory when it is read
 LARGEST_STEP = 10**12 - 1
 LARGEST_PARTS = 99_999
+# 2: with parts of workers. What has none is written as it was before there were any.
 _FIELDS = {1: {"format", "version", "step", "state", "files", "digest"}}
 _FIELDS[2] = {*_FIELDS[1], "parts"}
 _MOST = 1 << 62
@@ -150,34 +149,14 @@ def _plain(where: str, value: Any) -> Any:
 
 
 def _read(data: bytes) -> Manifest:
-    if len(data) > LARGEST_BYTES:
-        raise ConfigError(f"it has {len(data)} bytes; at most {LARGEST_BYTES} are read.", received=len(data))
-    try:
-        found = json.loads(data)
-    except ValueError as error:
-        raise ConfigError(f"it is not JSON ({error}).") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.')
-    version = found.get("version")
-    if type(version) is not int or version not in _FIELDS:
-        raise ConfigError(
-            f"it has version {validation.shown(version)} of the format; this tfdist reads versions up to "
-            f"{VERSION}. Install the tfdist that wrote it, or a later one.",
-            name="version",
-            received=validation.shown(version),
-        )
-    if set(found) != _FIELDS[version]:
-        raise ConfigError(
-            f"its fields are {validation.shown(sorted(found))}; they must be {sorted(_FIELDS[version])}.",
-            received=validation.shown(sorted(found)),
-        )
+    found = parsed_manifest(data, FORMAT, _FIELDS, largest=LARGEST_BYTES)
     if not isinstance(found["state"], dict) or not isinstance(found["files"], list):
         raise ConfigError("its state must be an object, and its files a list.")
     manifest = Manifest(
         step=validation.integer("step", found["step"], minimum=0, maximum=LARGEST_STEP),
         state=found["state"],
         files=tuple(file_from(value) for value in found["files"]),
-        parts=0 if version == 1 else validation.integer("parts", found["parts"], minimum=1, maximum=LARGEST_PARTS),
+        parts=validation.integer("parts", found["parts"], minimum=1, maximum=LARGEST_PARTS) if "parts" in found else 0,
     )
     have = {file.part for file in manifest.files} - {None}
     if missing := set(range(manifest.parts)) - have:

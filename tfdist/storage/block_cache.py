@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import google_crc32c
 
@@ -59,12 +59,6 @@ class Counts:
     evicted: int = 0
 
 
-class _Store(Protocol):
-    def get(self, block: Block, length: int) -> bytes | None: ...
-    def put(self, block: Block, data: bytes) -> int: ...
-    def clear(self) -> None: ...
-
-
 class BlockCache:
     """A cache of blocks of remote files; threads may share one, and a pickled one starts empty.
 
@@ -99,10 +93,8 @@ class BlockCache:
         self._lock = threading.Lock()
         self._coming: dict[Block, Future[bytes | None]] = {}
         self._counts = Counts()
-        if self._folder is None:
-            self._store: _Store = _Memory(self._limit_bytes)
-        else:
-            self._store = _Folder(self._folder, self._limit_bytes)
+        folder, limit = self._folder, self._limit_bytes
+        self._store: _Memory | _Folder = _Memory(limit) if folder is None else _Folder(folder, limit)
 
     def __reduce__(self) -> tuple[Any, ...]:
         sizes = {"limit_bytes": self._limit_bytes, "block_bytes": self._block_bytes}

@@ -7,7 +7,7 @@ all.
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.storage.block_cache import BlockCache
-from tfdist.storage.files import FolderKind, NewFiles
-from tfdist.storage.local_storage import LOCK_SECONDS, LocalStorage
+from tfdist.storage.files import FolderKind, NewFiles, OnReady
+from tfdist.storage.local_storage import LocalStorage
 
 __all__ = ["LocalStorage", "Storage", "storage"]
 
@@ -71,9 +71,7 @@ class Storage(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file; do nothing if there is none."""
 
-    def lock(
-        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
-    ) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Return a context in which the caller is the only writer, if the storage can; an object store cannot.
 
         Raises:
@@ -100,14 +98,7 @@ class FolderStorage(Storage, Protocol):
         """Return the bytes of a file, not to be written to; CorruptDataError if there are more than ``most``."""
 
     def publish(
-        self,
-        name: str,
-        files: NewFiles,
-        kind: FolderKind,
-        *,
-        mark: str,
-        is_joint: bool,
-        on_ready: Callable[[Path | None], None],
+        self, name: str, files: NewFiles, kind: FolderKind, *, mark: str, is_joint: bool, on_ready: OnReady
     ) -> None:
         """Make a folder of these files, and of those that others stage for a joint one; or make nothing."""
 
@@ -239,10 +230,8 @@ class Overlay:
     def remove(self, name: str) -> None:
         self._notes.remove(name)
 
-    def lock(
-        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
-    ) -> AbstractContextManager[None]:
-        return self._notes.lock(timeout_seconds=timeout_seconds, on_wait=on_wait)
+    def lock(self) -> AbstractContextManager[None]:
+        return self._notes.lock()
 
     def _of(self, name: str) -> Storage:
         return self._files if name in self._names else self._notes

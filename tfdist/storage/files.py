@@ -8,11 +8,13 @@ import ctypes
 import errno
 import fcntl
 import io
+import json
 import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,11 @@ _log = logging.getLogger(__name__)
 
 #: names of files, and what writes each
 NewFiles = Iterable[tuple[str, Callable[[BinaryIO], None]]]
+#: is called once the files of a folder are written, and before it counts, with its path if it is local
+OnReady = Callable[[Path | None], None]
+
+#: what differs once a local file was replaced or changed: its device, inode, size, and time of change in ns
+State = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,10 @@ def write_durably(path: Path, text: str, *, mode: int) -> None:
         part.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def state_of(about: os.stat_result) -> State:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def is_temporary(name: str) -> bool:
@@ -279,6 +290,30 @@ def remove_abandoned(path: Path, remove: Callable[[Path], None]) -> None:
             _log.info("Removed %s, which a process left that has ended.", path)
         finally:
             os.close(descriptor)
+
+
+def parsed_manifest(data: bytes, form: str, fields: Mapping[int, AbstractSet[str]], *, largest: int) -> dict[str, Any]:
+    """Return the JSON of a manifest after checking its format, its version, and the fields that this version has."""
+    if len(data) > largest:
+        raise ConfigError(f"it has {len(data)} bytes; at most {largest} are read.", received=len(data))
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"it is not JSON ({error}).") from None
+    if not isinstance(found, dict) or found.get("format") != form:
+        raise ConfigError(f'it has no "format": "{form}", so it describes something else.', name="format")
+    version = found.get("version")
+    if type(version) is not int or version not in fields:
+        raise ConfigError(
+            f"it has version {validation.shown(version)} of the format; this tfdist reads versions up to "
+            f"{max(fields)}. Install the tfdist that wrote it, or a later one.",
+            name="version",
+            received=validation.shown(version),
+        )
+    if found.keys() != fields[version]:
+        shown = validation.shown(sorted(found))
+        raise ConfigError(f"its fields are {shown}; they must be {sorted(fields[version])}.", received=shown)
+    return found
 
 
 def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:

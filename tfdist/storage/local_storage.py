@@ -10,7 +10,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,6 +26,8 @@ from tfdist.storage.files import (
     ExplainedFile,
     FolderKind,
     NewFiles,
+    OnReady,
+    State,
     claim,
     explained,
     is_plain,
@@ -34,6 +36,7 @@ from tfdist.storage.files import (
     plain_name,
     remove_abandoned,
     staging_name,
+    state_of,
     storage_error,
     sync_directory,
     temporary_name,
@@ -86,16 +89,14 @@ class LocalStorage:
         with self._open(name) as descriptor:
             return os.fstat(descriptor).st_size
 
-    def state(self, name: str) -> tuple[int, int, int, int]:
-        """Return the device, inode, size and time of change in ns of a file."""
+    def state(self, name: str) -> State:
         path = self._paths.get(name)
         if path is None:  # a reader asks for every batch
             path = self._paths[name] = str(self.local / plain_name(name))
         try:
-            about = os.stat(path)
+            return state_of(os.stat(path))
         except OSError as error:
             raise storage_error(error, Path(path), "read") from error
-        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         with self._open(name) as descriptor:
@@ -183,9 +184,7 @@ class LocalStorage:
             sync_directory(self.local)
 
     @contextmanager
-    def lock(
-        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
-    ) -> Iterator[None]:
+    def lock(self, *, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
         """Be the only writer for the block; the system frees the lock when its process ends.
 
         The new holder removes the leftovers of killed writers. A thread that has the lock must not ask for it again.
@@ -198,7 +197,7 @@ class LocalStorage:
             silent = min(_SILENT_SECONDS, timeout_seconds)
             try:
                 if not _acquired(guard, silent):
-                    (on_wait or _log.warning)(f"Waiting for another writer, which has locked {path} ...")
+                    _log.warning("Waiting for another writer, which has locked %s ...", path)
                     if not _acquired(guard, timeout_seconds - silent):
                         raise DeadlineError(
                             f"{path} was locked by another writer for {timeout_seconds:g} seconds. Wait until that "
@@ -247,14 +246,7 @@ class LocalStorage:
                 os.close(descriptor)
 
     def publish(
-        self,
-        name: str,
-        files: NewFiles,
-        kind: FolderKind,
-        *,
-        mark: str,
-        is_joint: bool,
-        on_ready: Callable[[Path | None], None],
+        self, name: str, files: NewFiles, kind: FolderKind, *, mark: str, is_joint: bool, on_ready: OnReady
     ) -> None:
         """Make a folder under a hidden name, and rename it, in place of one with the same name."""
         final = self.local / name

@@ -5,10 +5,9 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -18,7 +17,6 @@ from fsspec.core import url_to_fs
 from fsspec.registry import known_implementations
 from numpy.typing import NDArray
 
-from tfdist import validation
 from tfdist.errors import (
     ConfigError,
     CorruptDataError,
@@ -33,13 +31,13 @@ from tfdist.storage.files import (
     ExplainedFile,
     FolderKind,
     NewFiles,
+    OnReady,
     is_plain,
     mark_of,
     plain_name,
     temporary_name,
     within,
 )
-from tfdist.storage.local_storage import LOCK_SECONDS
 from tfdist.storage.ranges import Range, coalesce
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -132,19 +130,11 @@ class FsspecStorage:
     keeps_names = False
 
     def __init__(
-        self,
-        url: str,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        cache: BlockCache | None = None,
-        gap: int = GAP_BYTES,
-        largest: int = LARGEST_REQUEST,
+        self, url: str, *, storage_options: Mapping[str, Any] | None = None, cache: BlockCache | None = None
     ) -> None:
         self.url: str = url.rstrip("/") if not url.endswith("://") else url
         self._options = dict(storage_options or {})
         self._cache = cache
-        self._gap = validation.integer("gap", gap, minimum=0)
-        self._largest = validation.integer("largest", largest, minimum=1)
         self._files: dict[str, File] = {}
         self.fetched: float = -math.inf
         self._fs, self._root = driver(self.url, self._options)
@@ -162,8 +152,7 @@ class FsspecStorage:
         return f"FsspecStorage({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"storage_options": self._options, "cache": self._cache}
-        return functools.partial(FsspecStorage, gap=self._gap, largest=self._largest, **options), (self.url,)
+        return functools.partial(FsspecStorage, storage_options=self._options, cache=self._cache), (self.url,)
 
     def names(self) -> list[str]:
         listed = [
@@ -225,11 +214,11 @@ class FsspecStorage:
             file = self._known(name)
             located.append((file, *within(f"{self.url}/{name}", start, length, file.size)))
         if self._cache is None:
-            return self._fetch([(file.name, start, length) for file, start, length in located], self._gap)
+            return self._fetch([(file.name, start, length) for file, start, length in located], GAP_BYTES)
         return self._cache.read_ranges(located, lambda wanted: self._fetch(wanted, 0))
 
     def _fetch(self, ranges: Sequence[Range], gap: int) -> list[bytes]:
-        plan = coalesce(ranges, gap=gap, largest=self._largest)
+        plan = coalesce(ranges, gap=gap, largest=LARGEST_REQUEST)
         if not plan.requests:
             return plan.results([])
         names = sorted({name for name, _, _ in plan.requests})
@@ -290,9 +279,7 @@ class FsspecStorage:
         with self._explained(f"{self.url}/{name}", "removed"), suppress(FileNotFoundError, KeyError):
             self._driver().rm_file(path)
 
-    def lock(
-        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
-    ) -> "nullcontext[None]":
+    def lock(self) -> "nullcontext[None]":
         """Do nothing: stores have no locks that end with their holder. Only one process may write."""
         return nullcontext()
 
@@ -306,14 +293,7 @@ class FsspecStorage:
         return np.frombuffer(self.read(name, 0, size), np.uint8)
 
     def publish(
-        self,
-        name: str,
-        files: NewFiles,
-        kind: FolderKind,
-        *,
-        mark: str,
-        is_joint: bool,
-        on_ready: Callable[[Path | None], None],
+        self, name: str, files: NewFiles, kind: FolderKind, *, mark: str, is_joint: bool, on_ready: OnReady
     ) -> None:
         """Make a folder that counts once its last file is there.
 

@@ -7,7 +7,7 @@ killed leaves the old directory or the new one. A lost manifest is rebuilt from 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import record_framing
 from tfdist.data.format.contents import Contents, batches
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest, require_folder
-from tfdist.data.format.picture_decoding import Decoding
+from tfdist.data.format.picture_decoding import Decode, decoding
 from tfdist.data.format.record_framing import Content, Found, walk
 from tfdist.data.format.revisions import (
     index_name,
@@ -47,23 +47,13 @@ from tfdist.storage.directory import Storage, storage
 _LARGEST_REVISION = 1 << 53
 
 
-@dataclass(frozen=True)
-class Inferred:
-    """Facts that shards show; ``said`` has them in words, ``faults`` the stretches of each that are not examples."""
+def _inferred(
+    place: Storage, shards: list[str], schema: Schema | None
+) -> tuple[Manifest, dict[str, list[Found]], tuple[str, ...]]:
+    """Return a manifest without shards, the stretches of each shard that are not examples, and what was inferred.
 
-    schema: Schema
-    layout: str
-    label: str | None
-    revision: int
-    faults: Mapping[str, Sequence[Found]]
-    said: tuple[str, ...]
-
-
-def inferred(place: Storage, shards: list[str], schema: Schema | None) -> Inferred:
-    """Infer the content of a manifest from the first schema and layout that fit every whole record of the shards.
-
-    Schemas are tried in this order: the given one, the legible one, and the one that the records show. If none fits,
-    the last is taken, without the records that do not fit.
+    Schemas are tried in this order: the given one, the legible one, and the one that the records show. The first that
+    fits every whole record is taken. If none fits, the last is taken, without the records that do not fit.
     """
     legible = _legible(place)
     label, number = legible.get("label"), legible.get("revision")
@@ -74,14 +64,9 @@ def inferred(place: Storage, shards: list[str], schema: Schema | None) -> Inferr
             is_unfit = any(fault.payload is not None for listed in faults.values() for fault in listed)
             if is_unfit and not (is_last and layout == layouts(chosen)[-1]):
                 continue  # a record that is whole and does not fit: rather the schema or the layout is wrong
-            return Inferred(
-                schema=chosen,
-                layout=layout,
-                label=label_of(chosen, label if isinstance(label, str) and label in chosen else None),
-                revision=revision,
-                faults=faults,
-                said=(said, f"layout: {layout}"),
-            )
+            known = label_of(chosen, label if isinstance(label, str) and label in chosen else None)
+            none = Manifest(schema=chosen, layout=layout, shards=(), label=known, revision=revision)
+            return none, faults, (said, f"layout: {layout}")
     raise AssertionError("the last schema is always taken")
 
 
@@ -278,8 +263,8 @@ def repair_storage(
                 "decode looks at a directory that has a manifest. Repair that first, then decode."
             ) from error
         return _without_manifest(place, into, schema)
-    with Decoding(old.schema, old.total_bytes) if decode else nullcontext() as decoding:
-        done = examine_all(place, old, decode=decoding, progress=progress)
+    with decoding(old.schema, old.total_bytes) if decode else nullcontext() as decodes:
+        done = examine_all(place, old, decode=decodes, progress=progress)
         missing = [shard.file for shard, state in zip(old.shards, done, strict=True) if state.is_missing]
         if missing and not drop_missing:
             raise CorruptDataError(
@@ -288,7 +273,7 @@ def repair_storage(
                 name=missing[0],
                 path=place.url,
             )
-        work = _Work(place, into, old, next_revision(old.revision, old.files), decoding)
+        work = _Work(place, into, old, next_revision(old.revision, old.files), decodes)
         for shard, state in zip(old.shards, done, strict=True):
             work.add(shard, state)
     return work.commit()
@@ -297,21 +282,19 @@ def repair_storage(
 def _without_manifest(place: Storage, into: Storage | None, schema: Schema | None) -> Repair:
     is_writing = journal.NAME in place.names()
     shards = newest(of_one_writing(files(place), is_writing=is_writing))
-    found = inferred(place, shards, schema)
-    revision = next_revision(found.revision, shards)
-    none = Manifest(schema=found.schema, layout=found.layout, shards=(), label=found.label)
-    work = _Work(place, into, none, revision, None)
-    for shard, faults in found.faults.items():
-        work.add_unknown(shard, [Place(shard, fault.offset, None, fault.problem, 1) for fault in faults])
+    none, faults, said = _inferred(place, shards, schema)
+    work = _Work(place, into, none, next_revision(none.revision, shards), None)
+    for shard, found in faults.items():
+        work.add_unknown(shard, [Place(shard, fault.offset, None, fault.problem, 1) for fault in found])
     done = work.commit()
-    return replace(done, inferred=(*found.said, f"revision: {done.revision}"))
+    return replace(done, inferred=(*said, f"revision: {done.revision}"))
 
 
 class _Work:
     """The state of a repair: a directory on its way to its next revision, or to a copy."""
 
     def __init__(
-        self, place: Storage, into: Storage | None, old: Manifest, revision: int, decode: Decoding | None
+        self, place: Storage, into: Storage | None, old: Manifest, revision: int, decode: Decode | None
     ) -> None:
         self._place, self._target, self._is_copy = place, into or place, into is not None
         self._old, self._decode = old, decode
@@ -406,14 +389,7 @@ class _NothingLeftError(Exception):
 
 
 def copied(
-    place: Storage,
-    shard: str,
-    into: Storage,
-    name: str,
-    schema: Schema,
-    layout: str,
-    *,
-    decode: Callable[[Sequence[bytes]], list[str]] | None = None,
+    place: Storage, shard: str, into: Storage, name: str, schema: Schema, layout: str, *, decode: Decode | None = None
 ) -> Shard | None:
     """Copy the records of a shard that are whole and fit the schema; return None if there are none."""
     contents = Contents(schema, layout, decode=decode)

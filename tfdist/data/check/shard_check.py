@@ -1,6 +1,6 @@
 """Compare one shard with its description: file, records, index, and the entry in the manifest."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.format.contents import Contents, batches
 from tfdist.data.format.data_manifest import Manifest, Shard
+from tfdist.data.format.picture_decoding import Decode
 from tfdist.data.format.record_framing import OVERHEAD_BYTES, Content, Found, walk
 from tfdist.data.format.schema import FIXED
 from tfdist.data.format.shard_index import Index, stored_index
@@ -68,7 +69,7 @@ def examine(
     *,
     first: int,
     contents: bool,
-    decode: Callable[[Sequence[bytes]], list[str]] | None,
+    decode: Decode | None,
     seen: Callable[[int], None],
 ) -> Examined:
     look = Contents(manifest.schema, manifest.layout, decode=decode) if contents or decode else None

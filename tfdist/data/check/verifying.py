@@ -13,7 +13,7 @@ from tfdist import validation
 from tfdist.data.check.shard_check import MISSING, Examined, Place, examine
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, read_manifest, require_manifest
-from tfdist.data.format.picture_decoding import Decoding
+from tfdist.data.format.picture_decoding import Decode, decoding
 from tfdist.data.writing.foreign_tfrecords import place_of
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
@@ -149,8 +149,8 @@ def verify(
     except CorruptDataError as error:
         said = str(error).removeprefix(f"{manifests.NAME} ").rstrip(".")
         return Report(place.url, None, 0, 0, 0, 0, contents, (Place(manifests.NAME, None, None, said),))
-    with Decoding(found.schema, found.total_bytes) if decode else nullcontext() as decoding:
-        return verify_manifest(place, found, contents=contents, decode=decoding, progress=progress)
+    with decoding(found.schema, found.total_bytes) if decode else nullcontext() as decodes:
+        return verify_manifest(place, found, contents=contents, decode=decodes, progress=progress)
 
 
 def verify_manifest(
@@ -158,7 +158,7 @@ def verify_manifest(
     found: Manifest,
     *,
     contents: bool = True,
-    decode: Decoding | None = None,
+    decode: Decode | None = None,
     progress: Progress | None = None,
 ) -> Report:
     done = examine_all(place, found, contents=contents, decode=decode, progress=progress)
@@ -178,12 +178,7 @@ def verify_manifest(
 
 
 def examine_all(
-    place: Storage,
-    found: Manifest,
-    *,
-    contents: bool = True,
-    decode: Decoding | None,
-    progress: Progress | None,
+    place: Storage, found: Manifest, *, contents: bool = True, decode: Decode | None, progress: Progress | None
 ) -> list[Examined]:
     """Examine several shards at once: checksums and requests release the interpreter's lock."""
     firsts = [0]

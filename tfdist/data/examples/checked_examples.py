@@ -26,7 +26,7 @@ from tfdist.data.format.schema import FIXED, TEXT, Schema, indexed_values
 from tfdist.data.format.shard_index import Index, arrays_of, stored_index
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError, ShortReadError, StorageError
 from tfdist.storage.directory import Storage
-from tfdist.storage.files import storage_error
+from tfdist.storage.files import State, storage_error
 
 _logger = logging.getLogger(__name__)
 _STEP = 4096  # examples that are looked at in one go
@@ -228,8 +228,7 @@ class Examples:
         return np.fromiter((len(value) for value in self._each_of(name)), np.int64, len(self))
 
     def _each_of(self, name: str) -> Iterator[Any]:
-        spans = (range(at, min(at + _STEP, len(self))) for at in range(0, len(self), _STEP))
-        return (example[name] for span in spans for example in self.each(span))
+        return (example[name] for span in spans(len(self)) for example in self.each(span))
 
     def numbers(self, name: str) -> NDArray[Any]:
         """Return a feature of single numbers for all examples, read from the index or else from the shards.
@@ -273,6 +272,11 @@ def _put(whole: NDArray[Any] | None, values: NDArray[Any], begin: int, count: in
     whole = whole.astype(np.promote_types(whole.dtype, values.dtype), copy=False)
     whole[begin : begin + len(values)] = values
     return whole
+
+
+def spans(count: int) -> Iterator[range]:
+    """Yield the numbers below ``count``, as many at a time as examples are read in one go."""
+    return (range(at, min(at + _STEP, count)) for at in range(0, count, _STEP))
 
 
 def payloads_of(examples: Examples, ids: NDArray[np.int64]) -> Iterator[bytes]:
@@ -353,7 +357,7 @@ class Binding:
                 fetched = math.inf
         self.require_manifest(fetched)
 
-    def require_states(self, states: Mapping[int, tuple[int, int, int, int]]) -> None:
+    def require_states(self, states: Mapping[int, State]) -> None:
         """Raise the errors of `require` for local files that were read in these states."""
         for number, state in states.items():
             self._bind(number, state)

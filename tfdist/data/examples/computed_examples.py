@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.examples.checked_examples import Binding, Examples
+from tfdist.data.examples.checked_examples import Binding, Examples, spans
 from tfdist.data.examples.fetch import PAYLOAD, Failures, objects, stand_ins
 from tfdist.data.format import record_framing
 from tfdist.data.format.data_manifest import Manifest, Shard
@@ -18,7 +18,6 @@ from tfdist.data.writing.encode import Encoder
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
 
-_STEP = 4096  # examples that are looked at in one go
 _FILE = ""  # no feature can have this name
 _logger = logging.getLogger(__name__)
 _Ids = NDArray[np.int64]
@@ -72,9 +71,8 @@ class Computed(Examples):
         return np.array([len(value) for part in self._all(name) for value in part], np.int64)
 
     def _all(self, name: str) -> Iterator[Any]:
-        for begin in range(0, len(self), _STEP):
-            ids = np.arange(begin, min(begin + _STEP, len(self)), dtype=np.int64)
-            yield self.columns(ids, [name])[name]
+        for span in spans(len(self)):
+            yield self.columns(np.asarray(span, np.int64), [name])[name]
 
     def locate(self, numbers: _Ids) -> tuple[NDArray[np.int32], _Ids, _Ids]:
         shards = np.searchsorted(self.begins, numbers, side="right") - 1
@@ -93,8 +91,8 @@ class Computed(Examples):
         )
 
     def require_sound(self) -> None:
-        for begin in range(0, len(self), _STEP):
-            self.columns(np.arange(begin, min(begin + _STEP, len(self)), dtype=np.int64), list(self.schema))
+        for span in spans(len(self)):
+            self.columns(np.asarray(span, np.int64), list(self.schema))
 
 
 class ComputedFetcher:

@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.checked_examples import Examples, spans
 from tfdist.data.format.schema import TEXT, Feature
 from tfdist.errors import ConfigError
-
-_STEP = 4096  # examples that are read in one go
 
 
 def values_of(examples: Examples, name: str) -> Any:
@@ -18,9 +16,9 @@ def values_of(examples: Examples, name: str) -> Any:
     if feature.dtype != TEXT and feature.size is not None:
         return examples.numbers(name)
     found = np.empty(len(examples), object)
-    for begin in range(0, len(examples), _STEP):
-        for place, example in enumerate(examples.each(range(begin, min(begin + _STEP, len(examples))))):
-            found[begin + place] = example[name]
+    for span in spans(len(examples)):
+        for number, example in zip(span, examples.each(span), strict=True):
+            found[number] = example[name]
     return found
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,18 +62,6 @@ class Failures:
             return next((error for error in reversed(self._last) if f"{type(error).__name__}: {error}" in text), None)
 
 
-class Bytes(Protocol):
-    """A reader of records in several files; `tfdist.data.examples.numpy_reader` explains the arguments."""
-
-    def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
-        """Return payloads of one length, uint8 ``[n, length]``, and a mask of the sound ones."""
-
-    def records(
-        self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
-    ) -> tuple[list[bytes], _Array]:
-        """Return a part of each payload, and a mask of the sound ones."""
-
-
 def keep_freed_memory() -> None:
     """Let this process keep the memory of a batch for the next one: up to 64 MiB for each thread that makes batches.
 
@@ -85,7 +73,7 @@ def keep_freed_memory() -> None:
 
 
 class MappedBytes:
-    """Local files, mapped into memory."""
+    """Local files, mapped into memory; `tfdist.data.examples.numpy_reader` explains the arguments."""
 
     def __init__(self, paths: Sequence[str], binding: Binding) -> None:
         self.paths = list(paths)
@@ -96,12 +84,14 @@ class MappedBytes:
         return numpy_reader.Maps(self.paths)
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
+        """Return payloads of one length, uint8 ``[n, length]``, and a mask of the sound ones."""
         with self._reading(file):
             return numpy_reader.read_rows(self._maps, file, offset, check, length)
 
     def records(
         self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
     ) -> tuple[list[bytes], _Array]:
+        """Return a part of each payload, and a mask of the sound ones."""
         with self._reading(file):
             return numpy_reader.read_records(self._maps, file, offset, length, start, size, check)
 
@@ -118,7 +108,7 @@ class MappedBytes:
 
 
 class RemoteBytes:
-    """Files of a store, fetched a batch at a time."""
+    """Files of a store, fetched a batch at a time; its methods are those of `MappedBytes`."""
 
     def __init__(self, storage: Storage, names: Sequence[str], binding: Binding) -> None:
         self._storage = storage
@@ -159,7 +149,7 @@ class RemoteBytes:
 class Fetcher:
     """Columns of examples by their numbers."""
 
-    def __init__(self, examples: Examples, source: Bytes, *, verify: str, skip: bool) -> None:
+    def __init__(self, examples: Examples, source: MappedBytes | RemoteBytes, *, verify: str, skip: bool) -> None:
         self.examples = examples
         self.source = source
         self.verify = verify
@@ -307,7 +297,7 @@ def objects(values: list[bytes]) -> NDArray[np.object_]:
     return np.fromiter(values, object, len(values))  # an assignment would look into each
 
 
-def source_of(examples: Examples) -> Bytes:
+def source_of(examples: Examples) -> MappedBytes | RemoteBytes:
     if (paths := examples.paths) is not None:
         return MappedBytes(paths, examples.binding)
     return RemoteBytes(examples.storage, [shard.file for shard in examples.manifest.shards], examples.binding)

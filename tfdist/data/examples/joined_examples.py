@@ -14,6 +14,7 @@ from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.format.schema import FIXED, GENERIC, TEXT, Feature, Schema
 from tfdist.data.format.shard_index import Index
 from tfdist.errors import ConfigError
+from tfdist.storage.files import State
 
 _Ids = NDArray[np.int64]
 
@@ -117,12 +118,6 @@ class _Bindings(Binding):
         self._each = [part.binding for part in parts]
         self._shards = shards
 
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     @contextmanager
     def explained(self) -> Iterator[None]:
         with ExitStack() as stack:
@@ -137,7 +132,7 @@ class _Bindings(Binding):
             if bounds[place] < bounds[place + 1]:
                 binding.require((asked[bounds[place] : bounds[place + 1]] - self._shards[place]).tolist())
 
-    def require_states(self, states: Mapping[int, tuple[int, int, int, int]]) -> None:
+    def require_states(self, states: Mapping[int, State]) -> None:
         found: dict[int, dict[int, Any]] = {}
         for number, state in states.items():
             place = int(np.searchsorted(self._shards, number, side="right")) - 1

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.format.record_framing import HEADER_BYTES, OVERHEAD_BYTES, header, masked_each
 from tfdist.errors import ConfigError
+from tfdist.storage.files import State, state_of
 from tfdist.storage.local_storage import mapped
 
 _MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
 _HEADER = np.dtype([("length", "<i8"), ("crc", "<u4")])
 _LARGE = 4096  # bytes of a part, in the mean
-_Identity = tuple[int, int, int, int]
+_Ints = NDArray[np.int64]
+_Mask = NDArray[np.bool_]
 _Shards = Mapping[int, NDArray[np.uint8]]
 _header = lru_cache(maxsize=4096)(header)
 
@@ -39,7 +41,7 @@ class Maps:
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         self._paths = [os.fspath(path) for path in paths]
-        self._kept: dict[int, tuple[_Identity, NDArray[np.uint8]]] = {}
+        self._kept: dict[int, tuple[State, NDArray[np.uint8]]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -49,7 +51,7 @@ class Maps:
         path = self._paths[number]
         with self._lock:
             kept = self._kept.get(number)
-        if kept is not None and kept[0] == _identity(os.stat(path)):
+        if kept is not None and kept[0] == state_of(os.stat(path)):
             return kept[1]
         try:
             kept = _map(path)
@@ -62,8 +64,8 @@ class Maps:
             self._kept[number] = kept
         return kept[1]
 
-    def states(self, numbers: Iterable[int]) -> dict[int, _Identity]:
-        """Return the device, inode, size and time of change in ns of files, as they were when they were mapped."""
+    def states(self, numbers: Iterable[int]) -> dict[int, State]:
+        """Return the states of files as they were when they were mapped."""
         with self._lock:
             return {number: self._kept[number][0] for number in numbers if number in self._kept}
 
@@ -73,31 +75,21 @@ class Maps:
             self._kept.clear()  # a map ends with the last array that shows it
 
 
-def _identity(about: os.stat_result) -> _Identity:
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
-
-
-def _map(path: str) -> tuple[_Identity, NDArray[np.uint8]]:
+def _map(path: str) -> tuple[State, NDArray[np.uint8]]:
     # Without O_NONBLOCK opening a pipe would wait for a writer.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         about = os.fstat(file)
         if not os.path.isfile(f"/proc/self/fd/{file}"):
             raise ConfigError(f"{path!r} is not a regular file; records are read from one.")
-        return _identity(about), mapped(file, about.st_size)
+        return state_of(about), mapped(file, about.st_size)
     finally:
         os.close(file)
 
 
 def read_records(
-    maps: Maps,
-    file: NDArray[np.int32],
-    offset: NDArray[np.int64],
-    length: NDArray[np.int64],
-    start: NDArray[np.int64],
-    size: NDArray[np.int64],
-    check: NDArray[np.bool_],
-) -> tuple[list[bytes], NDArray[np.bool_]]:
+    maps: Maps, file: NDArray[np.int32], offset: _Ints, length: _Ints, start: _Ints, size: _Ints, check: _Mask
+) -> tuple[list[bytes], _Mask]:
     """Return a part of the payload of each record, and a mask of the sound records."""
     files, at, lengths, starts, sizes, checks = _vectors(
         maps, file=file, offset=offset, length=length, start=start, size=size, check=check
@@ -119,8 +111,8 @@ def read_records(
 
 
 def read_rows(
-    maps: Maps, file: NDArray[np.int32], offset: NDArray[np.int64], check: NDArray[np.bool_], length: int
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    maps: Maps, file: NDArray[np.int32], offset: _Ints, check: _Mask, length: int
+) -> tuple[NDArray[np.uint8], _Mask]:
     length = validation.integer("length", length, minimum=0)
     files, at, checks = _vectors(maps, file=file, offset=offset, check=check)
     shards = {number: maps[number] for number in sorted(set(files.tolist()))}
@@ -143,7 +135,7 @@ def read_rows(
     return rows, ok
 
 
-def _by_shard(shards: _Shards, files: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.intp]]]:
+def _by_shard(shards: _Shards, files: _Ints) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.intp]]]:
     """Yield each file, in the order of numbers, with the positions of its records among the arguments."""
     order = np.argsort(files, kind="stable")
     ends = np.searchsorted(files[order], list(shards), side="right")
@@ -151,14 +143,8 @@ def _by_shard(shards: _Shards, files: NDArray[np.int64]) -> Iterator[tuple[NDArr
 
 
 def _one_by_one(
-    shards: _Shards,
-    files: NDArray[np.int64],
-    begins: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    checks: NDArray[np.bool_],
-) -> tuple[list[bytes], NDArray[np.bool_]]:
+    shards: _Shards, files: _Ints, begins: _Ints, lengths: _Ints, starts: _Ints, sizes: _Ints, checks: _Mask
+) -> tuple[list[bytes], _Mask]:
     """Return parts of large payloads that begin at ``begins``, and a mask of the records that are sound or not checked.
 
     A part is checked while it is in the nearest cache, at a third of the cost of checking after all copies.
@@ -186,14 +172,8 @@ def _one_by_one(
 
 
 def _together(
-    shards: _Shards,
-    files: NDArray[np.int64],
-    begins: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    checks: NDArray[np.bool_],
-) -> tuple[list[bytes], NDArray[np.bool_]]:
+    shards: _Shards, files: _Ints, begins: _Ints, lengths: _Ints, starts: _Ints, sizes: _Ints, checks: _Mask
+) -> tuple[list[bytes], _Mask]:
     """Do the work of `_one_by_one` for small payloads, mostly for a whole file at once."""
     parts, fits, value = [b""] * len(files), ~checks, google_crc32c.value
     for shard, chosen in _by_shard(shards, files):
@@ -236,7 +216,7 @@ def _windows(shard: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     return np.ndarray((len(shard) - width + 1, width), np.uint8, buffer=shard, strides=(1, 1))
 
 
-def _are_whole(framed: NDArray[np.uint8], checks: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+def _are_whole(framed: NDArray[np.uint8], checks: _Mask, length: int) -> _Mask:
     """Return a mask of records, uint8 ``[n, length + 16]``, with right lengths and checksums, or without a check."""
     if not checks.any():
         return np.ones(len(framed), np.bool_)
@@ -264,14 +244,14 @@ def _vectors(maps: Maps, **vectors: Any) -> list[NDArray[Any]]:
     return list(arrays.values())
 
 
-def _sizes_of(shards: _Shards, files: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sizes_of(shards: _Shards, files: _Ints) -> _Ints:
     sizes = np.zeros(max(shards, default=-1) + 1, np.int64)
     for number, shard in shards.items():
         sizes[number] = len(shard)
     return sizes[files]
 
 
-def _lies(offset: NDArray[np.int64], length: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _lies(offset: _Ints, length: _Ints, size: _Ints) -> _Mask:
     """Return a mask of the records that fit into their file with their framing; differences cannot overflow."""
     room = size - OVERHEAD_BYTES
     fits = (offset >= 0) & (length >= 0) & (length <= room)

@@ -23,6 +23,7 @@ from tfdist.data.format.aligned_arrays import aligned
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import Schema
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
+from tfdist.storage.files import state_of
 from tfdist.storage.local_storage import LocalStorage
 
 EXAMPLES, RAW, SEQUENCES = "examples", "raw", "sequences"
@@ -110,11 +111,7 @@ class Foreign(Computed):
         self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
         schema = self._schema()
         super().__init__(
-            schema,
-            shards,
-            storage=files.storage,
-            binding=files.binding,
-            label=label if label in schema else None,
+            schema, shards, storage=files.storage, binding=files.binding, label=label if label in schema else None
         )
 
     @abstractmethod
@@ -142,6 +139,19 @@ class Foreign(Computed):
             row[:] = maps[shard][begin : begin + width]
         return found
 
+    def fitting(self, number: int, name: str, array: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the array that an example has for a feature; refuse one that is not as the schema says."""
+        feature = self.schema[name]
+        alike = array is not None and array.dtype.name == feature.dtype and feature.shape in (array.shape, (None,))
+        if array is None or not alike or (feature.size is None and array.ndim != 1):
+            said = "no array" if array is None else f"{array.dtype.name} of shape {array.shape}"
+            raise self.bad(number, f"its {name} is {said}, which must be {feature}.")
+        return array
+
+    def stacked(self, name: str, arrays: list[NDArray[Any]]) -> Any:
+        """Return the arrays of a feature as a column."""
+        return arrays if self.schema[name].size is None else np.stack(arrays) if arrays else np.zeros((0,))
+
     def bad(self, number: int, why: str) -> CorruptDataError:
         """The error of an example that cannot be read."""
         shard, place, _ = self.locate(np.array([number]))
@@ -154,7 +164,7 @@ class FileBinding(Binding):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
-        self._states = [_state(path) for path in paths]
+        self._states = [state_of(path.stat()) for path in paths]
         self._looked = time.monotonic()
         self._lock = threading.Lock()
 
@@ -181,16 +191,11 @@ class FileBinding(Binding):
     def require(self, shards: Iterable[int]) -> None:
         for number in shards:
             path = self._paths[number]
-            if not path.exists() or _state(path) != self._states[number]:
+            if not path.exists() or state_of(path.stat()) != self._states[number]:
                 raise DataChangedError(
                     f"{path} was written anew or removed since it was opened. Read it again to have what is there now.",
                     path=str(path),
                 )
-
-
-def _state(path: Path) -> tuple[int, int, int, int]:
-    about = path.stat()
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def files_of(source: Any) -> list[Path]:

@@ -1,8 +1,8 @@
 """Detection of the library that wrote the files of a path."""
 
-import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,15 @@ from tfdist.data.format import splits
 from tfdist.data.sources.compressed_files import HEAD_BYTES, kind_of
 from tfdist.data.sources.paths import alike
 from tfdist.data.sources.source_files import spelled
-from tfdist.data.sources.tables.arrow_ipc import is_saved
+from tfdist.data.sources.tables.arrow_ipc import has_field, is_saved
 from tfdist.errors import ConfigError, CorruptDataError
 
-_SUFFIXES = (".tar", ".jsonl", ".arrow", ".feather")
+_SUFFIXES: dict[str, tuple[Callable[[Files], Foreign], str]] = {
+    ".tar": (TarShards, "tar"),
+    ".jsonl": (JsonLines, "jsonl"),
+    ".arrow": (ArrowFiles, "arrow"),
+    ".feather": (ArrowFiles, "arrow"),
+}
 # names of documents for people, which may be in a folder beside data
 _DOCUMENT = re.compile(
     r"(readme|licen[cs]e|notice|citation|authors|changes|changelog|(md5|sha\d+)sums?|checksums?)\b.*|.*\.(md|rst|pdf)"
@@ -62,7 +67,8 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
     if len(kinds) > 1:
         raise _mixed(text, paths)
     _need_one_set(text, paths)
-    return _by_suffix(kinds.pop(), paths)
+    make, kind = _SUFFIXES[kinds.pop()]
+    return make(Files(paths, kind))
 
 
 def _is_tfrecord(path: Path) -> bool:
@@ -116,45 +122,20 @@ def _need_one_set(text: str, paths: list[Path], *, of_tfds: bool = False) -> Non
         )
 
 
-def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
-    if suffix == ".tar":
-        return TarShards(Files(paths, "tar"))
-    if suffix == ".jsonl":
-        return JsonLines(Files(paths, "jsonl"))
-    if suffix in (".arrow", ".feather"):
-        return ArrowFiles(Files(paths, "arrow"))
-    return None
-
-
 def _by_index(path: Path) -> Foreign | None:
-    if _has(path / "index.json", "shards"):
+    if has_field(path / "index.json", "shards"):
         return open_mds(path)
-    if _has(path / "index.json", "chunks"):
-        return open_litdata(path)
-    return None
+    return open_litdata(path) if has_field(path / "index.json", "chunks") else None
 
 
 def _saved_dataset(path: Path) -> Foreign | None:
     if (path / "dataset_dict.json").is_file():
         inner = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
         raise ConfigError(f"{path} has several splits; pass one of them: {inner}.", path=str(path))
-    if not is_saved(path):
-        return None
-    return open_saved(path)
-
-
-def _has(path: Path, field: str) -> bool:
-    """Return True if a file is a JSON object with this field; other files may have the same name."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and field in found
+    return open_saved(path) if is_saved(path) else None
 
 
 def _token_file(path: Path) -> Foreign | None:
     base = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     index = base.with_name(base.name + ".idx")
-    if not index.is_file():
-        return None
-    return open_tokens(base)
+    return open_tokens(base) if index.is_file() else None

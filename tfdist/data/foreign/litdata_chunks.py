@@ -64,18 +64,8 @@ class LitChunks(OffsetShards):
                 if len(value) != width:
                     raise self.bad(number, f"its {name} has {len(value)} bytes; {feature.dtype} has {width}.")
             return np.frombuffer(b"".join(values), feature.dtype)
-        arrays = []
-        for number, value in zip(ids.tolist(), values, strict=True):
-            array = self._array(number, value, name)
-            if (
-                array.dtype != feature.dtype
-                or feature.shape not in (array.shape, (None,))
-                or (feature.size is None and array.ndim != 1)
-            ):
-                said = f"{array.dtype.name} of shape {array.shape}"
-                raise self.bad(number, f"its {name} is {said}, which must be {feature}.")
-            arrays.append(array)
-        return arrays if feature.size is None else np.stack(arrays) if arrays else np.zeros((0,))
+        rows = zip(ids.tolist(), values, strict=True)
+        return self.stacked(name, [self.fitting(row[0], name, self._array(*row, name)) for row in rows])
 
     def _array(self, number: int, data: bytes, name: str) -> NDArray[Any]:
         kind, _, code = self._formats[name].partition(":")

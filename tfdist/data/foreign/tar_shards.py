@@ -56,7 +56,8 @@ class TarShards(Foreign):
             if kind in _INTEGERS:
                 found[name] = np.array([self._integer(*row, name) for row in zip(ids, values, strict=True)], np.int64)
             elif kind == "npy":
-                found[name] = self._arrays(ids, values, name)
+                rows = zip(ids.tolist(), values, strict=True)
+                found[name] = self.stacked(name, [self.fitting(row, name, _array(value)) for row, value in rows])
             else:
                 found[name] = values
         return found
@@ -71,18 +72,6 @@ class TarShards(Foreign):
             return int(np.int64(int(value)))
         except (ValueError, OverflowError):
             raise self.bad(int(number), f"its {name} is {value[:20]!r}, which must be an int64.") from None
-
-    def _arrays(self, ids: _Ids, values: list[bytes], name: str) -> Any:
-        feature = self.schema[name]
-        found = []
-        for number, value in zip(ids.tolist(), values, strict=True):
-            array = _array(value)
-            fits = array is not None and array.dtype.name == feature.dtype and array.shape == feature.shape
-            if array is None or not (fits or (feature.shape == (None,) and array.ndim == 1)):
-                said = "no array" if array is None else f"{array.dtype.name} of shape {array.shape}"
-                raise self.bad(number, f"its {name} is {said}, which must be {feature}.")
-            found.append(array)
-        return found if feature.size is None else np.stack(found) if found else np.zeros((0,))
 
     def _feature(self, name: str) -> Feature:
         kind = name.rpartition(".")[2]

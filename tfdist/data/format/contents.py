@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format import example
-from tfdist.data.format.picture_decoding import KEPT, format_of
+from tfdist.data.format.picture_decoding import KEPT, Decode, format_of
 from tfdist.data.format.record_framing import Content, Found, walk
 from tfdist.data.format.schema import FIXED, Schema, indexed_values, texts_of
 from tfdist.data.format.shard_index import Index, arrays_of
@@ -28,14 +28,7 @@ class Rows:
 
 
 class Contents:
-    def __init__(
-        self,
-        schema: Schema,
-        layout: str,
-        *,
-        strict: bool = False,
-        decode: Callable[[Sequence[bytes]], list[str]] | None = None,
-    ) -> None:
+    def __init__(self, schema: Schema, layout: str, *, strict: bool = False, decode: Decode | None = None) -> None:
         self._schema = schema
         self._layout = layout
         self._strict = strict
@@ -64,9 +57,7 @@ class Contents:
             problems.update(self._undecodable(self._decode, payloads, problems))
         return Rows(columns, problems)
 
-    def _undecodable(
-        self, decode: Callable[[Sequence[bytes]], list[str]], payloads: Sequence[bytes], problems: Mapping[int, str]
-    ) -> dict[int, str]:
+    def _undecodable(self, decode: Decode, payloads: Sequence[bytes], problems: Mapping[int, str]) -> dict[int, str]:
         places, names, pictures = [], [], []
         for place, payload in enumerate(payloads):
             parsed = example.parse(payload) if place not in problems else {}

@@ -18,7 +18,7 @@ from tfdist.data.format.revisions import made_in, written_in
 from tfdist.data.format.schema import FIXED, GENERIC, LAYOUTS, Schema, layout_of
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError, MissingFileError, fields_of
 from tfdist.storage.directory import Storage
-from tfdist.storage.files import plain_name
+from tfdist.storage.files import parsed_manifest, plain_name
 
 NAME = "manifest.json"
 FORMAT = "tfdist.data"
@@ -27,6 +27,8 @@ _VERSION_WITHOUT_ENDS = 1  # of earlier releases, and still of directories that 
 LARGEST_BYTES = 256 << 20
 _MOST = 1 << 62
 _MOST_WITHOUT_EXAMPLES = 1 << 20
+_NAMES = {"format", "version", "revision", "layout", "label", "schema", "shards", "digest"}
+_FIELDS = {_VERSION_WITHOUT_ENDS: _NAMES, VERSION: _NAMES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,25 +221,7 @@ def _without_manifest(place: Storage, names: Collection[str]) -> str:
 
 
 def _read(data: bytes) -> Manifest:
-    if len(data) > LARGEST_BYTES:
-        raise ConfigError(f"it has {len(data)} bytes; at most {LARGEST_BYTES} are read.")
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"it is not JSON ({error}).") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.', name="format")
-    version = found.get("version")
-    if isinstance(version, bool) or version not in (_VERSION_WITHOUT_ENDS, VERSION):
-        raise ConfigError(
-            f"it has version {validation.shown(version)} of the format; this tfdist reads versions "
-            f"{_VERSION_WITHOUT_ENDS} and {VERSION}. Install the tfdist that wrote it, or a later one.",
-            name="version",
-            received=validation.shown(version),
-        )
-    known = {"format", "version", "revision", "layout", "label", "schema", "shards", "digest"}
-    if set(found) != known:
-        raise ConfigError(f"its fields are {sorted(found)}; they must be {sorted(known)}.")
+    found = parsed_manifest(data, FORMAT, _FIELDS, largest=LARGEST_BYTES)
     schema = Schema.from_json(found["schema"])
     layout = validation.one_of("layout", found["layout"], LAYOUTS)
     label = found["label"]
@@ -245,7 +229,7 @@ def _read(data: bytes) -> Manifest:
         raise validation.mismatch("label", label, f"one of {', '.join(schema)}.")
     if not isinstance(found["shards"], list):
         raise ConfigError("shards must be a list.")
-    has_ends = version != _VERSION_WITHOUT_ENDS
+    has_ends = found["version"] != _VERSION_WITHOUT_ENDS
     shards = tuple(_shard(layout, place, value, has_ends) for place, value in enumerate(found["shards"]))
     names = [shard.file for shard in shards] + [shard.index.file for shard in shards if shard.index]
     if len(set(names)) < len(names):

@@ -190,14 +190,7 @@ def _slot_bytes(feature: Feature) -> int:
 def parse(payload: bytes) -> dict[str, tuple[str, list[Any]]]:
     """An example's features: name -> (kind, values); kind is bytes, float, int64, or empty for no list."""
     try:
-        found = {}
-        for number, features, _ in _fields(payload, 0, len(payload)):
-            if number == 1:
-                for inner, item, _ in _fields(payload, *features):
-                    if inner == 1:
-                        name, value = _feature(payload, item)
-                        found[name] = value
-        return found
+        return dict(_feature(payload, item) for item in _items(payload, 1))
     except (IndexError, ValueError) as error:
         raise CorruptDataError(f"a record of {len(payload)} bytes is no tf.train.Example: {error}.") from error
 
@@ -206,12 +199,11 @@ def sequences(payload: bytes) -> dict[str, list[tuple[str, list[Any]]]]:
     """The feature lists of a tf.train.SequenceExample: name -> (kind, values) of each step; `parse` has its context."""
     try:
         found: dict[str, list[tuple[str, list[Any]]]] = {}
-        for number, lists, _ in _fields(payload, 0, len(payload)):
-            for inner, item, _ in _fields(payload, *lists) if number == 2 else ():
-                parts = {key: span for key, span, _ in _fields(payload, *item)} if inner == 1 else {}
-                name = payload[slice(*parts[1])].decode() if 1 in parts else ""
-                steps = _fields(payload, *parts[2]) if 2 in parts else ()
-                found[name] = [_kind_and_values(payload, span) for key, span, _ in steps if key == 1]
+        for item in _items(payload, 2):
+            parts = {key: span for key, span, _ in _fields(payload, *item)}
+            name = payload[slice(*parts[1])].decode() if 1 in parts else ""
+            steps = _fields(payload, *parts[2]) if 2 in parts else ()
+            found[name] = [_kind_and_values(payload, span) for key, span, _ in steps if key == 1]
         return found
     except (IndexError, ValueError) as error:
         raise CorruptDataError(f"a record of {len(payload)} bytes is no tf.train.SequenceExample: {error}.") from error
@@ -242,15 +234,22 @@ def _spans(payload: bytes, span: tuple[int, int]) -> dict[int, tuple[int, int]]:
 def extents(payload: bytes) -> dict[str, tuple[int, int]]:
     """First byte and length of each feature that has exactly one value of bytes."""
     found = {}
-    for number, features, _ in _fields(payload, 0, len(payload)):
-        for inner, item, _ in _fields(payload, *features) if number == 1 else ():
-            parts = {key: span for key, span, _ in _fields(payload, *item)} if inner == 1 else {}
-            for kind, span, _ in _fields(payload, *parts[2]) if {1, 2} <= set(parts) else ():
-                values = list(_fields(payload, *span)) if kind == 1 else []
-                if len(values) == 1:
-                    begin, end = values[0][1]
-                    found[payload[slice(*parts[1])].decode()] = (begin, end - begin)
+    for item in _items(payload, 1):
+        parts = {key: span for key, span, _ in _fields(payload, *item)}
+        for kind, span, _ in _fields(payload, *parts[2]) if {1, 2} <= set(parts) else ():
+            values = list(_fields(payload, *span)) if kind == 1 else []
+            if len(values) == 1:
+                begin, end = values[0][1]
+                found[payload[slice(*parts[1])].decode()] = (begin, end - begin)
     return found
+
+
+def _items(payload: bytes, field: int) -> Iterator[tuple[int, int]]:
+    """Yield the span of each feature of an example (field 1), or of each feature list of a sequence (field 2)."""
+    for number, features, _ in _fields(payload, 0, len(payload)):
+        for inner, item, _ in _fields(payload, *features) if number == field else ():
+            if inner == 1:
+                yield item
 
 
 def _feature(payload: bytes, item: tuple[int, int]) -> tuple[str, tuple[str, list[Any]]]:
@@ -326,17 +325,16 @@ def _packed_part(payload: bytes, name: str) -> bytes:
     """The packed integers of a feature; nothing unless they are whole, and in one piece."""
     key, found = name.encode(), b""
     try:
-        for number, features, _ in _fields(payload, 0, len(payload)):
-            for inner, item, _ in _fields(payload, *features) if number == 1 else ():
-                parts = _spans(payload, item) if inner == 1 else {}
-                if payload[slice(*parts.get(1, (0, 0)))] == key and 2 in parts:
-                    kinds = list(_fields(payload, *parts[2]))
-                    if found or len(kinds) != 1 or kinds[0][0] != _INTEGERS:
-                        return b""
-                    listed = list(_fields(payload, *kinds[0][1]))
-                    if len(listed) != 1 or listed[0][0] != 1 or listed[0][2] is not None:
-                        return b""
-                    found = payload[slice(*listed[0][1])]
+        for item in _items(payload, 1):
+            parts = _spans(payload, item)
+            if payload[slice(*parts.get(1, (0, 0)))] == key and 2 in parts:
+                kinds = list(_fields(payload, *parts[2]))
+                if found or len(kinds) != 1 or kinds[0][0] != _INTEGERS:
+                    return b""
+                listed = list(_fields(payload, *kinds[0][1]))
+                if len(listed) != 1 or listed[0][0] != 1 or listed[0][2] is not None:
+                    return b""
+                found = payload[slice(*listed[0][1])]
     except (IndexError, ValueError):
         return b""
     return found if found and found[-1] < 0x80 else b""

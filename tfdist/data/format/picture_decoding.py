@@ -5,9 +5,9 @@ In the calling process, TensorFlow would start before a strategy is made.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from tfdist import validation
@@ -20,6 +20,8 @@ KEPT = ("JPEG", "PNG", "GIF")
 #: bytes of pictures; TensorFlow is loaded in about the time in which as many are decoded
 WORTH_A_PROCESS = 256 << 20
 _MOST_PROCESSES = 8  # processes
+#: returns the problem of each picture, empty if there is none
+Decode = Callable[[Sequence[bytes]], list[str]]
 
 
 class Look(NamedTuple):
@@ -91,27 +93,22 @@ def _tensorflow() -> Any:
     return tf
 
 
-class Decoding:
-    """A pool of processes that decode pictures, for a ``with`` block and any number of threads."""
+@contextmanager
+def decoding(schema: Schema, size: int) -> Iterator[Decode]:
+    """Yield a function that decodes pictures in other processes, for any number of threads; `size` is the bytes in all.
 
-    def __init__(self, schema: Schema, size: int) -> None:
-        if not any(feature.encoding == "bytes" for feature in schema.values()):
-            raise ConfigError(
-                f"decode is for pictures, and {', '.join(map(repr, schema))} hold none. Leave it out.",
-                name="decode",
-                received=True,
-            )
-        self._pool = TaskPool(max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS)))
+    BMP and WebP count as good here.
+    """
+    if not any(feature.encoding == "bytes" for feature in schema.values()):
+        raise ConfigError(
+            f"decode is for pictures, and {', '.join(map(repr, schema))} hold none. Leave it out.",
+            name="decode",
+            received=True,
+        )
 
-    def __enter__(self) -> "Decoding":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.close(at_once=error is not None)
-
-    def __call__(self, contents: Sequence[bytes]) -> list[str]:
-        """Return the problem of each picture, empty if there is none; BMP and WebP count as good here."""
-        looks = self._pool.ask(look_at, list(contents), True)
+    def decode(contents: Sequence[bytes]) -> list[str]:
+        looks = pool.ask(look_at, list(contents), True)
         return [look.problem if look.is_broken else "" for look in looks]
+
+    with TaskPool(max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS))) as pool:
+        yield decode

@@ -151,12 +151,9 @@ class Found(NamedTuple):
 class Content:
     """A file of a storage, read through a window; its checksum is computed on the way."""
 
-    def __init__(
-        self, place: Storage, name: str, *, window: int = WINDOW_BYTES, seen: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, place: Storage, name: str, *, seen: Callable[[int], None] | None = None) -> None:
         self._place = place
         self._name = name
-        self._window = window
         self._seen = seen
         self.size = place.size(name)
         self.data = b""
@@ -167,7 +164,7 @@ class Content:
     def has(self, offset: int, size: int) -> bytes:
         """Return the window after making it hold these bytes of the file, which are at ``offset - begin``."""
         if not self.begin <= offset <= offset + size <= self.begin + len(self.data):
-            self.data = self._read(offset, max(size, self._window))
+            self.data = self._read(offset, max(size, WINDOW_BYTES))
             self.begin = offset
         return self.data
 
@@ -183,7 +180,7 @@ class Content:
             return int(google_crc32c.value(self.data[offset - self.begin : offset - self.begin + size]))
         crc, end = 0, offset + size
         while offset < end:
-            part = self._read(offset, min(self._window, end - offset))
+            part = self._read(offset, min(WINDOW_BYTES, end - offset))
             crc = google_crc32c.extend(crc, part)
             offset += len(part)
         return int(crc)
@@ -191,7 +188,7 @@ class Content:
     def crc(self) -> int:
         """Return the CRC-32C of the whole file, as in the manifest; the unread rest is read first."""
         while self._summed < self.size:
-            self._read(self._summed, self._window)
+            self._read(self._summed, WINDOW_BYTES)
         return self._crc
 
     def _read(self, offset: int, size: int) -> bytes:

@@ -8,6 +8,7 @@ mnist-train.tfrecord-00000-of-00001                   as TensorFlow Datasets nam
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tfdist.errors import ConfigError
 
@@ -56,7 +57,8 @@ def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the fo
     return {split: [path for path in paths if said[path] == split] for split in ordered(found)}
 
 
-def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -> list[str]:
+def chosen(several: Mapping[str, list[Any]], split: str | None, *, where: str) -> list[Any]:
+    """Return the files of a split; refuse one that is not there, and none where there are several."""
     if split is None:
         raise ConfigError(
             f"{where} has files of several splits ({', '.join(several)}), and a directory is one of them. Choose it: "
@@ -66,7 +68,7 @@ def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -
             path=where,
         )
     if split not in several:
-        held = f"the splits {', '.join(several)}" if several else "one set of examples, by their names"
+        held = f"the splits {', '.join(several)}" if several else "no splits, but one set of examples"
         raise ConfigError(
             f"split is {split!r}; the files in {where} are {held}.", name="split", received=split, path=where
         )

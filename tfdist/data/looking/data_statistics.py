@@ -14,7 +14,6 @@ from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.fetch import PAYLOAD
 from tfdist.data.examples.joined_columns import ColumnFetcher
-from tfdist.data.foreign.foreign_files import EXAMPLES
 from tfdist.data.format import example
 from tfdist.data.format.schema import TEXT, Schema
 from tfdist.data.looking.feature_tallies import FeatureStats, FeatureTally, LabelTally, keys_of, pieces_of, taken
@@ -169,8 +168,11 @@ def stats(
         ...     found.features["x"].mean, dict(found.labels), found.duplicates.pairs
         (2.0, {'0': 2, '1': 2}, ((0, 2),))
     """
-    options: dict[str, Any] = {"storage_options": storage_options, "follow_symlinks": follow_symlinks}
-    options |= {} if records == EXAMPLES else {"records": records}
+    options: dict[str, Any] = {
+        "storage_options": storage_options,
+        "follow_symlinks": follow_symlinks,
+        "records": records,
+    }
     views = [view_of(one, **options) for one in (directory, *([] if against is None else [against]))]
     schema = views[0].examples.schema
     label = label or views[0].examples.manifest.label

@@ -12,7 +12,6 @@ from tfdist.data.examples.feature_values import has_classes
 from tfdist.data.format.schema import TEXT, Feature
 from tfdist.data.looking.hash_samples import HashSample, bits_of, hashes, number_hashes
 from tfdist.data.looking.moments import Moments, merged, moments_of
-from tfdist.data.looking.shown_values import class_name
 from tfdist.data.order.class_lists import entries_of
 
 MOST_DISTINCT = 1 << 16  # different values of a feature that are counted exactly
@@ -189,6 +188,10 @@ def _prefixed(items: Sequence[bytes]) -> bytes:
     )
 
 
+def _shown(label: int | bytes) -> str:
+    return label.decode(errors="backslashreplace") if isinstance(label, bytes) else str(label)
+
+
 class LabelTally:
     """A counter of classes, up to a number of them."""
 
@@ -210,12 +213,12 @@ class LabelTally:
         return found
 
     def named(self) -> dict[str, int] | None:
-        """Return the number of examples of each class by its name; None if there are no classes, or very many."""
+        """Return the number of examples of each class by its name; None if there are no classes, or very many.
+
+        Classes that share a name, as two of ImageNet's do, have their numbers.
+        """
         if self.counts is None:
             return None
-        return {self._name(value): self.counts[value] for value in sorted(self.counts)}
-
-    def _name(self, value: Any) -> str:
-        if isinstance(value, bytes):
-            return value.decode(errors="backslashreplace")
-        return class_name(self._feature, value) or str(value)
+        feature = self._feature
+        names = dict(enumerate(feature.names)) if len(set(feature.names)) == len(feature.names) else {}
+        return {names.get(value) or _shown(value): self.counts[value] for value in sorted(self.counts)}

@@ -72,8 +72,9 @@ class HashSample:
 
     @property
     def different(self) -> "Estimate":
-        """The number of different values."""
-        return estimate(len(self.kept()), self.depth, self._most)
+        """The number of different values, estimated from the number of kept ones."""
+        kept, depth = len(self.kept()), self.depth
+        return Estimate(kept << depth, _ERROR / max(1, min(kept, self._most)) ** 0.5 if depth else 0.0)
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,7 @@ class Estimate:
     """A number and its relative standard error, `error`, which is 0 if the number is exact."""
 
     number: int
-    error: float = 0.0
-
-
-def estimate(kept: int, depth: int, most: int) -> Estimate:
-    """Estimate the number of different values from the number of kept ones."""
-    if not depth:
-        return Estimate(kept)
-    return Estimate(kept << depth, _ERROR / max(1, min(kept, most)) ** 0.5)
+    error: float
 
 
 def shared(one: HashSample, other: HashSample) -> tuple[NDArray[Any], NDArray[Any], int]:

@@ -30,8 +30,6 @@ class Balanced:
     An epoch has as many positions as there are examples, so an example of a rare class occurs several times.
     """
 
-    is_permutation = False
-
     def __init__(self, labels: Any) -> None:
         self._classes = _Classes(labels)
         self.examples = self._classes.examples
@@ -65,8 +63,6 @@ class Weighted:
     classes halves the set of them, and each node gives its left child a fixed share of its turns, rounded. In a window,
     classes have a random order in which each is spread evenly.
     """
-
-    is_permutation = False
 
     def __init__(self, labels: Any, weights: Mapping[Any, float], names: Sequence[str] = ()) -> None:
         self._classes = _Classes(labels)

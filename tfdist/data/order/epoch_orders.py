@@ -34,10 +34,6 @@ class Order(Protocol):
         """The number of examples; an epoch has as many positions."""
 
     @property
-    def is_permutation(self) -> bool:
-        """An epoch has each example exactly once."""
-
-    @property
     def name(self) -> str:
         """A text that distinguishes this order from others, including the same order with other arguments."""
 
@@ -197,7 +193,6 @@ class Sequential:
     """The order in which the examples were written, in every epoch."""
 
     examples: int
-    is_permutation: bool = True
     name: str = "none"
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
@@ -209,7 +204,6 @@ class Full:
     """A permutation of all examples, another one in each epoch; `compiled` computes the same, and faster."""
 
     examples: int
-    is_permutation: bool = True
     name: str = "full"
     compiled: CompiledOrders | None = field(default=None, kw_only=True, compare=False, repr=False)
 
@@ -232,7 +226,6 @@ class Block:
     examples: int
     block: int
     window: int
-    is_permutation: bool = True
 
     @property
     def name(self) -> str:

@@ -19,8 +19,6 @@ class Bucketed:
     epoch may be short; it stays at the end.
     """
 
-    is_permutation = True
-
     def __init__(self, lengths: NDArray[np.int64], block: int) -> None:
         self.examples = len(lengths)
         self.block = block

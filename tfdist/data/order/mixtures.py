@@ -164,8 +164,6 @@ class Mixed:
     has `examples` positions, and the next one continues in each source.
     """
 
-    is_permutation = False
-
     def __init__(self, schedule: Schedule, orders: Sequence[Order], stop: str, examples: int, name: str) -> None:
         self.examples = examples
         self.name = name
@@ -283,7 +281,6 @@ class Chosen:
 
     def __init__(self, order: Order, numbers: NDArray[np.int64]) -> None:
         self.examples = order.examples
-        self.is_permutation = order.is_permutation
         self.name = f"{order.name}:of:{hashlib.sha256(numbers.astype('<i8').tobytes()).hexdigest()[:16]}"
         #: the order of the chosen examples, numbered from 0
         self.inner = order

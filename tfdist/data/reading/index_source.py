@@ -2,16 +2,20 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tfdist import validation
 from tfdist.data.foreign.foreign_kinds import open_foreign
 from tfdist.data.foreign.kept_index import keep_beside
 from tfdist.data.format import data_manifest as manifests
-from tfdist.data.format.data_manifest import Manifest
+from tfdist.data.format.data_manifest import Manifest, read_manifest, require_folder
+from tfdist.data.format.revisions import of_one_writing
 from tfdist.data.format.schema import Schema
-from tfdist.data.writing.indexing import index_records
-from tfdist.errors import ConfigError
+from tfdist.data.writing import foreign_tfrecords, journal
+from tfdist.data.writing.index_files import put_index
+from tfdist.data.writing.indexing import files, require_free
+from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import storage
 
 
@@ -78,12 +82,23 @@ def index(
                 )
         keep_beside(found.files)
         return found.manifest
-    return index_records(
-        directory,
-        schema=schema,
-        label=label,
-        exists=exists,
-        split=split,
-        storage_options=storage_options,
-        follow_symlinks=follow_symlinks,
-    )
+    asked = foreign_tfrecords.Asked(directory, split, storage_options, follow_symlinks=follow_symlinks)
+    if (elsewhere := foreign_tfrecords.indexed_elsewhere(place, asked, schema=schema, label=label)) is not None:
+        return read_manifest(elsewhere)
+    require_folder(place)
+    with place.lock():
+        is_there, old = manifests.NAME in place.names(), None
+        if is_there and exists != "overwrite":
+            raise ConfigError(
+                f"{place.url} has a {manifests.NAME} already. `tfdist data verify` compares it with the files, and "
+                "`tfdist data repair` brings it in line; exists='overwrite' (--overwrite) indexes all anew.",
+                name="exists",
+                received=exists,
+                path=place.url,
+            )
+        if is_there:
+            with suppress(CorruptDataError):
+                old = read_manifest(place)
+        shards = of_one_writing(files(place, split), is_writing=journal.NAME in place.names())
+        require_free(place, shards)
+        return put_index(place, shards, schema=schema, label=label, old=old)

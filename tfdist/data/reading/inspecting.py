@@ -10,11 +10,11 @@ import numpy as np
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import FIXED
+from tfdist.data.looking.feature_tallies import LabelTally
 from tfdist.data.reading.view import open_directory
 from tfdist.planner.plot_style import require_matplotlib, save
 
 _BARS = 12
-_MOST_LABELS = 10_000  # more are no classes
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,6 @@ def _labels(examples: Examples) -> dict[str, int] | None:
     feature = examples.schema[label]
     if feature.encoding != "int64" or feature.shape != ():
         return None
-    values, counts = np.unique(examples.integers(label), return_counts=True)
-    if len(values) > _MOST_LABELS:
-        return None
-    names = feature.names if len(set(feature.names)) == len(feature.names) else ()
-    return {
-        names[value] if 0 <= value < len(names) else str(value): count
-        for value, count in zip(values.astype(np.int64).tolist(), counts.tolist(), strict=True)
-    }
+    tally = LabelTally(feature)
+    tally.add(examples.integers(label).astype(np.int64))
+    return tally.named()

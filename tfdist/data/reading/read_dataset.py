@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,59 +40,45 @@ Features = dict[str, Any]
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class Pipeline:
     """The steps that turn examples into batches."""
 
-    def __init__(
-        self,
-        *,
-        view: View,
-        fetcher: ColumnFetcher,
-        order: epoch_orders.Order,
-        seed: int,
-        global_batch_size: int,
-        tail: str,
-        decode: Callable[[Features], Features] | None,
-        augment: Callable[[Features, tf.Tensor], Features] | None,
-        cache: DecodedCache | None,
-        pads: Pads,
-        finish: Callable[[Features, tf.Tensor | None], Any],
-        weighs: bool,
-        prior: Callable[[epoch_orders.Order, str | None], Prior],
-        order_of: Callable[[Manifest, Any], epoch_orders.Order],
-        uses_ops: bool,
-    ) -> None:
-        examples = view.examples
-        self.view = view
-        self.examples = examples
+    view: View
+    fetcher: ColumnFetcher
+    order: epoch_orders.Order
+    seed: int
+    global_batch_size: int
+    tail: str
+    decode: Callable[[Features], Features] | None
+    augment: Callable[[Features, tf.Tensor], Features] | None
+    cache: DecodedCache | None
+    pads: Pads
+    finish: Callable[[Features, tf.Tensor | None], Any]
+    weighs: bool
+    prior: Callable[[epoch_orders.Order, str | None], Prior]
+    order_of: Callable[[Manifest, Any], epoch_orders.Order]
+    uses_ops: bool
+
+    def __post_init__(self) -> None:
+        fetcher, uses_cache = self.fetcher, self.cache is not None
+        self.examples = self.view.examples
         self.failures = fetcher.failures
-        self.order = order
-        self.seed = seed
-        self.global_batch_size = global_batch_size
-        self.tail = tail
-        self.calls_users = decode is not None or augment is not None or cache is not None
-        self.identity = Identity(examples.manifest.digest, order.name, seed, order.examples)
-        self._decode = decode
-        self._augment = augment
-        self._cache = cache
+        self.calls_users = self.decode is not None or self.augment is not None or uses_cache
+        self.identity = Identity(self.examples.manifest.digest, self.order.name, self.seed, self.order.examples)
         # only whole payloads and users' functions can fail; what is cut out of a record cannot
         self._search: user_functions.Search | None = None
         self._asked = tensor_columns.WhenAsked(fetcher)
-        if decode is not None or augment is not None or PAYLOAD in fetcher.names:
-            self._search = user_functions.Search(fetcher, decode, augment, skip=fetcher.skip)
-        self._pads = pads
-        self._finish = finish
-        self._weighs = weighs
-        self.prior = prior
-        self._order_of = order_of
+        if self.decode is not None or self.augment is not None or PAYLOAD in fetcher.names:
+            self._search = user_functions.Search(fetcher, self.decode, self.augment, skip=fetcher.skip)
         keep_freed_memory()
-        reads_stored = uses_ops and cache is None
+        reads_stored = self.uses_ops and not uses_cache
         stored = stored_reader(fetcher) if reads_stored and isinstance(fetcher, ComputedFetcher) else None
         odd: tensor_columns.ColumnReader = self._asked
         if self._search is not None and not self.calls_users:
             odd = user_functions.Searching(self._asked, self._search)
         self._reader = stored or tensor_columns.reader_of(
-            *(fetcher, global_batch_size, self._asked, odd), uses_ops=uses_ops, caches=cache is not None
+            *(fetcher, self.global_batch_size, self._asked, odd), uses_ops=self.uses_ops, caches=uses_cache
         )
         self._is_serial = not self.calls_users and tensor_columns.is_serial(self._reader)
         # trying a batch takes a dataset of its own, which takes longer than reading small rows
@@ -112,7 +99,7 @@ class Pipeline:
             return self.order, self.identity
         for manifest in self.examples.manifest.generations():
             if manifest.digest == digest:
-                order = self._order_of(manifest, former)
+                order = self.order_of(manifest, former)
                 return order, Identity(manifest.digest, order.name, self.seed, order.examples)
         return self.order, self.identity
 
@@ -186,11 +173,11 @@ class Pipeline:
         def prepared(epoch: Any, start: Any, number: Any, kind: Any) -> list[Any]:
             found = known[int(kind)][1](epoch=int(epoch), start=int(start), number=int(number))
             numbers = [found.steps, found.rows, found.slices, found.ids, found.weights]
-            seeds = [epoch_orders.seeds_of(found.ids, seed=self.seed, epoch=int(epoch))] if self._augment else []
+            seeds = [epoch_orders.seeds_of(found.ids, seed=self.seed, epoch=int(epoch))] if self.augment else []
             return [*numbers, *seeds, *tensor_columns.arrays_of(self._reader, found.ids)]
 
         per_example: list[tensor_columns.Spec] = [(tf.int64, []), (tf.float32, [])]
-        per_example += [(tf.int32, [2])] if self._augment else []
+        per_example += [(tf.int32, [2])] if self.augment else []
         per_example += self._reader.specs
         specs: list[tensor_columns.Spec] = [(tf.int64, [None]), (tf.int64, [None]), (tf.int32, [None, None, 3])]
         specs += [(dtype, [None, None, *shape]) for dtype, shape in per_example]
@@ -198,7 +185,7 @@ class Pipeline:
         values = tf.numpy_function(prepare, [epoch, start, number, kind], [dtype for dtype, _ in specs], stateful=False)
         step, rows, slices, ids, weights, *rest = tensor_columns.shaped(values, [shape for _, shape in specs])
         examples: dict[str, Any] = {"ids": ids, "weight": weights}
-        if self._augment:
+        if self.augment:
             examples["seeds"] = rest.pop(0)
         examples["columns"] = tuple(rest)
         return {"step": step, "rows": rows, "slices": slices, "examples": examples}
@@ -213,7 +200,7 @@ class Pipeline:
             for value in [weight, *tf.nest.flatten(found)]:
                 if isinstance(value, tf.Tensor):
                     value.set_shape([self.global_batch_size, *value.shape[1:]])
-        data = self._finish(found, weight if self._weighs else None)
+        data = self.finish(found, weight if self.weighs else None)
         if count is None:
             return data
         mark = tf.where(tf.equal(batch["step"], 0), batch["mark"], tf.zeros_like(batch["mark"]))
@@ -226,7 +213,7 @@ class Pipeline:
         seeds = tf.random.stateless_uniform([tf.size(ids), 2], key, None, None, tf.int32)
 
         found, sound = self._made(self._asked, self._search, ids, seeds, ())
-        return self._finish(found, sound if self._weighs else None)
+        return self.finish(found, sound if self.weighs else None)
 
     def _made(
         self,
@@ -250,21 +237,21 @@ class Pipeline:
     def _made_by(
         self, reader: tensor_columns.ColumnReader, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]
     ) -> tuple[Features, tf.Tensor]:
-        if self._cache is None:
+        if self.cache is None:
             found, sound = self._decoded(reader, ids, list(early))
         else:
-            found, sound = self._cache.through(ids, lambda ids: self._decoded(reader, ids, []))
-        if self._augment is not None:
-            found = mapped("augment", self._augment, found, seeds, is_last=True)
-        return padded(found, self._pads, self.failures), sound
+            found, sound = self.cache.through(ids, lambda ids: self._decoded(reader, ids, []))
+        if self.augment is not None:
+            found = mapped("augment", self.augment, found, seeds, is_last=True)
+        return padded(found, self.pads, self.failures), sound
 
     def _decoded(
         self, reader: tensor_columns.ColumnReader, ids: tf.Tensor, early: list[tf.Tensor]
     ) -> tuple[Features, tf.Tensor]:
         found, sound = reader.late(ids, early)
         found = tensor_columns.with_shapes(self.examples.schema, found)
-        if self._decode is not None:
-            found = mapped("decode", self._decode, found, is_last=self._augment is None)
+        if self.decode is not None:
+            found = mapped("decode", self.decode, found, is_last=self.augment is None)
         return found, sound
 
 

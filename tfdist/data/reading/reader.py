@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.feature_values import label_columns
-from tfdist.data.foreign.foreign_files import EXAMPLES
 from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.order import batch_positions, class_lists, class_shares, epoch_orders, mixtures
 from tfdist.data.order.class_priors import Prior, prior_of
@@ -19,6 +18,7 @@ from tfdist.data.reading import read_dataset as pipelines
 from tfdist.data.reading.element_roles import pads_of, roles
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.read_dataset import Reading, position_of
+from tfdist.data.reading.user_functions import Function
 from tfdist.data.reading.view import View, fetcher_of, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.native.compiled_orders import CompiledOrders, compiled_orders
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 2 << 20  # read in one go, from a disk that spins or from a store
 _WINDOW = 64  # blocks that are mixed
 _REMOTE_CACHE_BYTES = 1 << 30
 
-Function = Callable[..., Any]
+_Label = str | tuple[str, ...] | None
 
 
 def read(
@@ -148,7 +148,7 @@ def read(
         storage_options=storage_options,
         cache=remote_cache or (BlockCache(limit_bytes=_REMOTE_CACHE_BYTES) if is_remote else None),
         follow_symlinks=follow_symlinks,
-        **({} if records == EXAMPLES else {"records": records}),
+        records=records,
     )
     examples = view.examples
     if examples.paths is not None:  # of a store when they are read first
@@ -210,11 +210,7 @@ def read(
 
 
 def _order(
-    view: View,
-    manifest: Manifest,
-    order: Any,
-    label: str | tuple[str, ...] | None,
-    compiled: CompiledOrders | None,
+    view: View, manifest: Manifest, order: Any, label: _Label, compiled: CompiledOrders | None
 ) -> epoch_orders.Order:
     """Return the order of those examples of a view that a manifest has; the others were appended later."""
     if view.mixture is None:
@@ -239,12 +235,7 @@ def _first_of(view: View, manifest: Manifest) -> View:
 
 
 def _order_of(
-    view: View,
-    manifest: Manifest,
-    count: int,
-    order: Any,
-    label: str | tuple[str, ...] | None,
-    compiled: CompiledOrders | None,
+    view: View, manifest: Manifest, count: int, order: Any, label: _Label, compiled: CompiledOrders | None
 ) -> epoch_orders.Order:
     if isinstance(order, Mapping):
         names = view.examples.schema[label].names if isinstance(label, str) and label in view.examples.schema else ()
@@ -281,7 +272,7 @@ def _bucketed(view: View, manifest: Manifest, order: Any, name: str, block: int)
     return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
 
 
-def _prior(view: View, default: str | tuple[str, ...] | None, order: epoch_orders.Order, label: str | None) -> Prior:
+def _prior(view: View, default: _Label, order: epoch_orders.Order, label: str | None) -> Prior:
     """Return the prior of a label under an order of the view, which may be older than appended examples."""
     name = label or default
     if not isinstance(name, str):
@@ -300,7 +291,7 @@ def _prior(view: View, default: str | tuple[str, ...] | None, order: epoch_order
     return prior_of(class_lists.class_lists(columns), often, count=width)
 
 
-def _classes(view: View, count: int, label: str | tuple[str, ...] | None) -> class_lists.ClassLists:
+def _classes(view: View, count: int, label: _Label) -> class_lists.ClassLists:
     if label is None:
         raise ConfigError(
             "order goes by the label, and there is none. Pass label='the feature'; decode may return (x, y) with "

@@ -9,14 +9,7 @@ from numpy.typing import NDArray
 from tfdist import native
 from tfdist.data.examples.computed_examples import ComputedFetcher
 from tfdist.data.order.epoch_orders import Ids
-from tfdist.data.reading.tensor_columns import (
-    Columns,
-    Read,
-    Spec,
-    WhenAsked,
-    either_read,
-    from_bytes,
-)
+from tfdist.data.reading.tensor_columns import Columns, Read, Spec, WhenAsked, either_read, from_bytes
 
 _EXAMPLES = 8192  # number of examples whose places are found at once
 
@@ -39,11 +32,7 @@ class StoredByOps:
         self._widths = fetcher.stored()
         place: Spec = (tf.int64, [])
         self._lengths = [name for name in self._schema if self._widths[name] is None]
-        self.specs: list[Spec] = [
-            (tf.int32, []),
-            *[place] * (len(self._schema) + len(self._lengths)),
-            (tf.float32, []),
-        ]
+        self.specs: list[Spec] = [(tf.int32, []), *[place] * (len(self._schema) + len(self._lengths)), (tf.float32, [])]
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
         """Return the file of each example, the first byte of each feature, variable sizes, and weights."""

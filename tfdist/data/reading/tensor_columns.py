@@ -196,9 +196,7 @@ class WhenAsked(ByNumpy):
         dtypes = [dtype for dtype, _ in self._read]
         read = self._fetcher.failures.noted(super().early)
         values = tf.numpy_function(read, [ids], dtypes, stateful=False)
-        for value, (_, shape) in zip(values, self._read, strict=True):
-            value.set_shape([None, *shape])
-        return super().late(ids, values)
+        return super().late(ids, shaped(values, [[None, *shape] for _, shape in self._read]))
 
 
 class ByForms(ByNumpy):
@@ -366,7 +364,7 @@ def arrays_of(reader: ColumnReader, ids: Ids) -> list[NDArray[Any]]:
     return [np.reshape(array, (*ids.shape, *array.shape[1:])) for array in reader.early(ids.reshape(-1))]
 
 
-def shaped(values: Sequence[tf.Tensor], shapes: Sequence[list[int | None]]) -> Sequence[tf.Tensor]:
+def shaped(values: list[tf.Tensor], shapes: Sequence[list[int | None]]) -> list[tf.Tensor]:
     for value, shape in zip(values, shapes, strict=True):
         value.set_shape(shape)
     return values

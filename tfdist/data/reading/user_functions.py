@@ -21,6 +21,7 @@ from tfdist.data.reading.element_roles import PAIR
 from tfdist.errors import ConfigError, CorruptDataError
 
 Features = dict[str, Any]
+Function = Callable[..., Any]
 _MOST_TRIED = 1000  # examples that cannot be decoded before it is said that none can
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ _Seeds = NDArray[np.int32]
 _one_by_one = tf.autograph.experimental.do_not_convert
 
 
-def mapped(name: str, function: Callable[..., Features], found: Features, *more: tf.Tensor, is_last: bool) -> Features:
+def mapped(name: str, function: Function, found: Features, *more: tf.Tensor, is_last: bool) -> Features:
     """Apply a function to the features of each example of a batch; its result is checked before anything is read.
 
     The last function may return (x, y) or (x, y, weight) instead, which become the feature `PAIR`.
@@ -93,7 +94,7 @@ def _refuse(name: str, feature: str, leaf: Any) -> NoReturn:
     raise ConfigError(f"{name} returned {what} for the feature {feature!r}; it must be a dense tensor. {way}")
 
 
-def either(first: Callable[..., Any], second: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def either(first: Function, second: Function, arguments: tuple[Any, ...]) -> Any:
     """Return the result of a function of tensors; if the function fails, the result of another one."""
     given = tf.data.Dataset.from_tensors(arguments)
     tried = given.map(_one_by_one(first)).ignore_errors()
@@ -104,12 +105,7 @@ class Search:
     """The search for the examples of a batch that cannot be decoded, one by one, and for their replacements."""
 
     def __init__(
-        self,
-        fetcher: ColumnFetcher,
-        decode: Callable[..., Any] | None,
-        augment: Callable[..., Any] | None,
-        *,
-        skip: bool,
+        self, fetcher: ColumnFetcher, decode: Function | None, augment: Function | None, *, skip: bool
     ) -> None:
         self._fetcher = fetcher
         self._examples = fetcher.examples
@@ -121,12 +117,10 @@ class Search:
 
     def __call__(self, ids: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return numbers and seeds of the examples to read instead, and a float32 mask of the unchanged ones."""
-        found = tf.numpy_function(
-            self._fetcher.failures.noted(self._found), [ids, seeds], [tf.int64, tf.int32, tf.float32]
-        )
-        for value, like in zip(found, (ids, seeds, ids), strict=True):
-            value.set_shape(like.shape)
-        return tuple(found)
+        find = self._fetcher.failures.noted(self._found)
+        found = tf.numpy_function(find, [ids, seeds], [tf.int64, tf.int32, tf.float32])
+        ids, seeds, can = tensor_columns.shaped(found, [value.shape for value in (ids, seeds, ids)])
+        return ids, seeds, can
 
     def _found(self, ids: _Ids, seeds: _Seeds) -> tuple[_Ids, _Seeds, NDArray[np.float32]]:
         problems = [self._problem(*row) for row in zip(ids.tolist(), seeds, strict=True)]

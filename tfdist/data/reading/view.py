@@ -135,11 +135,7 @@ def open_directory(
         ...     len(examples), examples[1]["name"]
         (3, b'b')
     """
-    options: dict[str, Any] = {
-        "storage_options": storage_options,
-        "cache": cache,
-        "follow_symlinks": follow_symlinks,
-    }
+    options: dict[str, Any] = {"storage_options": storage_options, "cache": cache, "follow_symlinks": follow_symlinks}
     validation.one_of("records", records, CONTENTS)
     matching = list(directory) if isinstance(directory, (list, tuple)) else _matching(directory)
     if len(matching) > 1 or isinstance(directory, (list, tuple)):
@@ -210,8 +206,7 @@ def _matching(directory: Any) -> list[str]:
 def view_of(source: Source, name: str = "directory", **options: Any) -> View:
     """Return a view of the examples that a user gives as a source."""
     if isinstance(source, (View, Examples)):
-        if any(options.values()):
-            given = ", ".join(sorted(key for key, value in options.items() if value))
+        if given := ", ".join(sorted(key for key, value in options.items() if value and value != EXAMPLES)):
             raise ConfigError(
                 f"{given} must be given where the directory is opened: tfdist.data.open(directory, ...).", name=given
             )

@@ -124,9 +124,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         return array.astype(object) if array.dtype.kind == "T" else array
     if isinstance(values, (list, tuple)) and values and isinstance(values[0], (bytes, str)):
         # not as NumPy's text, in which each takes as much as the longest
-        array = np.empty(len(values), object)
-        array[:] = values
-        return array
+        return np.fromiter(values, object, len(values))
     try:
         array = as_array(values)
     except ValueError:  # lists of several lengths
@@ -135,10 +133,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         if not isinstance(values, (list, tuple)):
             raise validation.mismatch(f"feature {name!r}", values, "an array, examples first.", name=name)
         nested = _nested(values)
-        if nested is not None:
-            return nested
-        array = np.empty(len(values), object)
-        array[:] = values
+        return np.fromiter(values, object, len(values)) if nested is None else nested
     return array
 
 

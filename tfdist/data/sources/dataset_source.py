@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import DTYPES, TEXT, Feature, Schema
-from tfdist.data.sources.protocol import BLOCK_EXAMPLES, Block, bytes_per_example, examples_per_block
+from tfdist.data.sources.protocol import BLOCK_EXAMPLES, Block, bytes_per_example, examples_per_block, length
 from tfdist.data.sources.stored_columns import column, named
 from tfdist.data.sources.stream import Stream
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -72,7 +72,7 @@ class Batched:
         for element in dataset.batch(rows) if is_dense else dataset.ragged_batch(rows):
             batch = {name: _values(tensor) for name, tensor in _named(element).items()}
             yield {name: column(name, feature, batch[name], at) for name, feature in self.schema.items()}
-            at += len(next(iter(batch.values())))
+            at += length(batch)
         if at == 0 and stop != 0:
             raise ConfigError("the dataset has no elements; at least one is needed.")
 

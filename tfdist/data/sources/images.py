@@ -20,7 +20,7 @@ from tfdist.data.format.picture_decoding import format_of
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources import source_files
 from tfdist.data.sources.protocol import BLOCK_BYTES, Block
-from tfdist.data.sources.stored_columns import column
+from tfdist.data.sources.stored_columns import column, numbers_of
 from tfdist.errors import ConfigError
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
@@ -50,13 +50,15 @@ def open_images(folder: str, schema: Schema | None, names: Sequence[str]) -> "Im
             f"the schema has {', '.join(map(repr, schema))}; a folder of pictures has 'image' and 'label'."
         )
     said = (schema["label"].names if schema else ()) or tuple(names) or tuple(entry.name for entry in classes)
-    numbers = _numbers(classes, said, folder)
+    if twice := [name for name in said if said.count(name) > 1]:
+        raise ConfigError(f"the schema has the class {twice[0]!r} twice; every class must have one number.")
     found: list[source_files.Entry] = []
     labels: list[int] = []
-    for entry in classes:
+    numbers = numbers_of([entry.name for entry in classes], said, "label", folder)
+    for entry, number in zip(classes, numbers.tolist(), strict=True):
         pictures = _pictures(entry, folder)
         found += pictures
-        labels += [numbers[entry.name]] * len(pictures)
+        labels += [number] * len(pictures)
     if not found:
         raise ConfigError(f"{folder} has no pictures in {_some(classes)}; at least one is needed.")
     features = {"image": Feature(TEXT, is_image=True), "label": Feature("int64", names=said)}
@@ -65,24 +67,6 @@ def open_images(folder: str, schema: Schema | None, names: Sequence[str]) -> "Im
     if features["image"].dtype == TEXT:  # pictures they are, whether the schema says so or not
         features["image"] = replace(features["image"], is_image=True)
     return Images(Schema(features), found, labels, said)
-
-
-def _numbers(classes: Sequence[source_files.Entry], said: Sequence[str], folder: str) -> dict[str, int]:
-    numbers = {name: number for number, name in enumerate(said)}
-    if len(numbers) < len(said):
-        twice = next(name for name in said if list(said).count(name) > 1)
-        raise ConfigError(f"the schema has the class {twice!r} twice; every class must have one number.")
-    for entry in classes:
-        if entry.name not in numbers:
-            listed = ", ".join(said[:10]) + (", ..." if len(said) > 10 else "")
-            raise ConfigError(
-                f"{folder} has the class {entry.name!r}, which is none of the {len(said)} known ones ({listed}). "
-                "Folders are matched to classes by their names: rename it, take it out, or write the examples to learn "
-                "from, with this class among them, first.",
-                name=entry.name,
-                path=folder,
-            )
-    return numbers
 
 
 class Images:

@@ -36,7 +36,7 @@ UNDERSTOOD = (
 )
 IMAGES = "images"
 TFRECORDS = "tfrecords"
-_TABLES = ("csv", "parquet", "arrow")
+_TABLES = {"csv": csv.open_csv, "parquet": parquet.open_parquet, "arrow": arrow_ipc.open_arrow}
 
 
 def kind_of(path: str) -> str:
@@ -120,23 +120,7 @@ def _keys_of(match: str, pattern: str) -> Keys:
 
 def _inside(folder: str, split: str | None) -> list[Found]:
     several = _splits(folder)
-    if several and split is None:
-        raise ConfigError(
-            f"source is the folder {folder!r}, which holds the splits {', '.join(several)}; choose one: "
-            f"split={next(iter(several))!r} (--split). tfdist.data.write writes all of them, if it is given the "
-            "folder alone.",
-            name="split",
-            received=None,
-            path=folder,
-        )
-    if split is not None:
-        if split not in several:
-            held = f"the splits {', '.join(several)}" if several else "no splits, but one set of examples"
-            raise ConfigError(
-                f"split is {split!r}; the folder {folder!r} holds {held}.", name="split", received=split, path=folder
-            )
-        return several[split]
-    return _plainly(folder)
+    return _plainly(folder) if not several and split is None else splits.chosen(several, split, where=folder)
 
 
 def _splits(folder: str) -> Mapping[str, list[Found]]:
@@ -373,12 +357,6 @@ def _columns(source: Source) -> set[str]:
 
 
 def _open_one(kind: str, path: str, schema: Schema | None, options: Options) -> Source:
-    if kind == "csv":
-        return csv.open_csv(path, schema, options)
-    if kind == "arrow":
-        return arrow_ipc.open_arrow(path, schema, options)
-    if kind == "parquet":
-        return parquet.open_parquet(path, schema, options)
-    if kind == "hdf5":
-        return hdf5.open_hdf5(path, schema)
-    return Archive([path], schema)
+    if kind in _TABLES:
+        return _TABLES[kind](path, schema, options)
+    return hdf5.open_hdf5(path, schema) if kind == "hdf5" else Archive([path], schema)

@@ -20,19 +20,14 @@ def checked(
 ) -> Iterator[list[Source]]:
     """Make sources that decode each of their pictures, for the duration of a block; sources without pictures stay."""
     given = list(sources)
-    pool = TaskPool(processes or max(map(_processes, given), default=1))
     found: list[Source] = []
     following: Checked | None = None
-    for source in reversed(given):
-        if any(feature.is_image for feature in source.schema.values()):
-            source = following = Checked(source, pool, convert=convert, following=following)
-        found.insert(0, source)
-    ended_well = False
-    try:
+    with TaskPool(processes or max(map(_processes, given), default=1)) as pool:
+        for source in reversed(given):
+            if any(feature.is_image for feature in source.schema.values()):
+                source = following = Checked(source, pool, convert=convert, following=following)
+            found.insert(0, source)
         yield found
-        ended_well = True
-    finally:
-        pool.close(at_once=not ended_well)
 
 
 class Checked:

@@ -148,8 +148,8 @@ def identity(kind: str, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def are_stamped(identity: dict[str, Any]) -> bool:
-    """Return whether an `identity` is certain to change: some stores report only the size of a file."""
-    return all(stamp for _, _, stamp in identity["files"])
+    """Return whether an identity is certain to change: some stores report only the size of a file."""
+    return "files" in identity and all(stamp for _, _, stamp in identity["files"])
 
 
 def _is_there(store: Any, inner: str) -> bool:

@@ -312,6 +312,23 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")
 
 
+def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: str) -> NDArray[np.int64]:
+    """Return the numbers that these classes have among all; the first one, where a name is there twice."""
+    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
+    for name in own:
+        if name not in numbers:
+            listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise ConfigError(
+                f"{where} has the class {name!r} of {feature!r}, which is none of the {len(names)} known ones "
+                f"({listed}). Classes are matched by their names: rename it, leave it out, or write with a schema "
+                "that has it, such as that of the examples to learn from.",
+                name=feature,
+                received=name,
+                path=where,
+            )
+    return np.array([numbers[name] for name in own], np.int64)
+
+
 def widest(features: Sequence[Feature]) -> Feature:
     """Return the first feature with the narrowest dtype that holds all of its kind, integers or floats."""
     first = features[0]

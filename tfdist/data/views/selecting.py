@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.checked_examples import Examples, spans
 from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
 from tfdist.data.examples.feature_values import values_of
 from tfdist.data.examples.joined_examples import Joined
@@ -19,7 +19,6 @@ from tfdist.data.order.epoch_orders import mixed, round_keys
 from tfdist.data.reading.view import View, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
 
-_STEP = 4096  # examples read at a time
 _Ids = NDArray[np.int64]
 Condition = Callable[[NDArray[Any]], Any] | Collection[Any]
 
@@ -232,8 +231,8 @@ def _checksums(examples: Examples) -> NDArray[np.uint64]:
         return np.concatenate([_checksums(part) for part in examples.parts])
     found = np.empty(len(examples), np.uint64)
     fetcher = ComputedFetcher(examples, skip=False) if isinstance(examples, Computed) else None
-    for begin in range(0, len(examples), _STEP):
-        ids = np.arange(begin, min(begin + _STEP, len(examples)), dtype=np.int64)
+    for span in spans(len(examples)):
+        ids = np.asarray(span, np.int64)
         if fetcher is not None:
             payloads, _ = fetcher.payloads(ids)
             found[ids] = record_framing.masked_each(np.array([google_crc32c.value(one) for one in payloads], np.uint32))

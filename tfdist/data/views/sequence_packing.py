@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.examples.checked_examples import Binding
+from tfdist.data.examples.checked_examples import Binding, Examples, payloads_of
 from tfdist.data.examples.computed_examples import Columns, Computed
-from tfdist.data.examples.list_columns import lists_of
+from tfdist.data.examples.joined_examples import Joined
+from tfdist.data.format import example
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.order.epoch_orders import Permutation
@@ -219,3 +220,24 @@ def _ranges(begins: _Ids, sizes: _Ids) -> _Ids:
     """Return the numbers of several ranges, one after the other."""
     ends = np.cumsum(sizes)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - sizes), sizes)
+
+
+def lists_of(examples: Examples, name: str, ids: _Ids) -> list[NDArray[Any]]:
+    """Return the lists of a feature in these examples, read without the other features."""
+    if isinstance(examples, Computed):
+        return [np.asarray(value) for value in examples.columns(ids, [name])[name]]
+    if isinstance(examples, Joined):
+        found: list[Any] = [None] * len(ids)
+        for place, here in examples.by_part(ids):
+            part = lists_of(examples.parts[place], name, ids[here] - examples.firsts[place])
+            for at, value in zip(here.tolist(), part, strict=True):
+                found[at] = value
+        return found
+    feature, payloads = examples.schema[name], list(payloads_of(examples, ids))
+    together: list[NDArray[np.int64] | None] = [None] * len(payloads)
+    if feature.dtype == feature.encoding == "int64" and feature.size is None:
+        together = example.integer_lists(payloads, name)
+    return [
+        np.asarray(example.value(name, feature, example.parse(payload))) if values is None else values
+        for payload, values in zip(payloads, together, strict=True)
+    ]

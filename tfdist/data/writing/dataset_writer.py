@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
@@ -182,59 +183,51 @@ def _looks(check_images: bool, convert_images: bool) -> bool:
     return looks
 
 
+@dataclass(eq=False)
 class _Job:
-    """The writing of one source into one directory."""
+    """The writing of one source into one directory; `base` is the manifest to append to, as it was before."""
 
-    def __init__(
-        self,
-        place: Storage,
-        source: Source,
-        num_shards: int | None,
-        shard_bytes: int,
-        progress: Progress | None,
-        storage_options: Mapping[str, Any] | None,
-        source_options: Mapping[str, Any] | None,
-        base: Manifest | None,
-    ) -> None:
-        self._place = place
-        self._source = source
-        self._schema = source.schema
-        #: the manifest to append to, as it was when the job was made
-        self._base = base
-        self._layout = layout_of(source.schema) if base is None else base.layout
-        self._num_shards = num_shards
-        self._shard_bytes = shard_bytes
-        self._progress = progress
-        self._options = storage_options, source_options
-        self._plan = self._cuts()
+    place: Storage
+    source: Source
+    num_shards: int | None
+    shard_bytes: int
+    progress: Progress | None
+    storage_options: Mapping[str, Any] | None
+    source_options: Mapping[str, Any] | None
+    base: Manifest | None
+
+    def __post_init__(self) -> None:
+        self.schema = self.source.schema
+        self.layout = layout_of(self.schema) if self.base is None else self.base.layout
+        self.plan = self._cuts()
 
     def run(self, *, label: str | None, processes: int | None, overwrite: bool) -> Manifest:
         old = self._begin(overwrite=overwrite)
-        plan = self._plan
-        if plan is not None and self._source.seekable:
+        plan = self.plan
+        if plan is not None and self.source.seekable:
             shards = self._planned(plan, self._processes(processes, len(plan)))
         else:
             if processes is not None and processes > 1:
                 why = (
                     "examples have sizes that reading them shows. Pass num_shards (--num-shards) to have several."
-                    if self._source.seekable
+                    if self.source.seekable
                     else "this source is read from its beginning to its end."
                 )
                 _log.warning("processes is %d, and one writes: %s", processes, why)
             shards = self._in_order(None if plan is None else [stop for _, stop in plan])
         if not shards:
             raise ConfigError("there is no example. Pass at least one.")
-        if self._base is not None and self._base.revision >= self._journal.revision:
-            return self._finished_before(self._base, tuple(shards))
+        if self.base is not None and self.base.revision >= self._journal.revision:
+            return self._finished_before(self.base, tuple(shards))
         revision = self._journal.revision if old is None else max(self._journal.revision, old.revision + 1)
-        first = () if self._base is None else self._base.shards
+        first = () if self.base is None else self.base.shards
         manifest = Manifest(
-            schema=self._schema, layout=self._layout, shards=(*first, *shards), label=label, revision=revision
+            schema=self.schema, layout=self.layout, shards=(*first, *shards), label=label, revision=revision
         )
         if old is not None and (old.shards, old.label) == (manifest.shards, label):
             manifest = old  # the run before was interrupted behind its manifest
         else:
-            with self._place.create(manifests.NAME) as file:  # from here on these are the examples
+            with self.place.create(manifests.NAME) as file:  # from here on these are the examples
                 file.write(manifest.to_bytes())
         return self._end(manifest)
 
@@ -243,10 +236,10 @@ class _Job:
         self._end(manifest)
         if shards != manifest.shards[-len(shards) :]:
             raise ConfigError(
-                f"{self._place.url} holds the examples of an appending that was interrupted at its end, and those "
+                f"{self.place.url} holds the examples of an appending that was interrupted at its end, and those "
                 "given now are others. Nothing was appended; append them again.",
                 name="exists",
-                path=self._place.url,
+                path=self.place.url,
             )
         return manifest
 
@@ -258,29 +251,29 @@ class _Job:
     def _leftovers(self, manifest: Manifest | None) -> list[str]:
         """Return the files of tfdist that a manifest does not name."""
         named = set() if manifest is None else manifest.files
-        return [name for name in self._place.names() if written_in(name) and name not in named]
+        return [name for name in self.place.names() if written_in(name) and name not in named]
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
-            self._place.remove(name)
+            self.place.remove(name)
 
     def _begin(self, *, overwrite: bool) -> Manifest | None:
         """Begin, or resume an interrupted run of the same job; return the manifest to be overwritten."""
-        job: dict[str, Any] = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes}
-        job |= {"version": manifests.VERSION} | ({} if self._base is None else {"exists": "append"})
+        job: dict[str, Any] = {"num_shards": self.num_shards, "shard_bytes": self.shard_bytes}
+        job |= {"version": manifests.VERSION} | ({} if self.base is None else {"exists": "append"})
         self._journal = journals.Journal(
-            self._place, {**job, "schema": self._schema.to_json(), "source": self._source.identity}
+            self.place, {**job, "schema": self.schema.to_json(), "source": self.source.identity}
         )
-        names = self._place.names()
+        names = self.place.names()
         is_there, old = manifests.NAME in names, None
-        if self._base is not None:
+        if self.base is not None:
             return self._begin_appending()
         if is_there:
-            is_known = self._source.identifies or bool(self._journal.shards)  # which are compared
+            is_known = self.source.identifies or bool(self._journal.shards)  # which are compared
             if not overwrite and (self._journal.is_new or not is_known):
-                raise taken(self._place)
+                raise taken(self.place)
             with contextlib.suppress(CorruptDataError):  # it cannot be trusted: the files that it names are unknown
-                old = read_manifest(self._place)
+                old = read_manifest(self.place)
         if self._journal.is_new or overwrite:
             if old is not None or not is_there:
                 self._remove(self._leftovers(old))
@@ -291,14 +284,14 @@ class _Job:
         return old
 
     def _begin_appending(self) -> Manifest:
-        assert self._base is not None
-        old = read_manifest(self._place)
-        if not old.begins_with(self._base):
+        assert self.base is not None
+        old = read_manifest(self.place)
+        if not old.begins_with(self.base):
             raise DataChangedError(
-                f"{self._place.url} was written anew or repaired since this appending began. Append again.",
-                path=self._place.url,
+                f"{self.place.url} was written anew or repaired since this appending began. Append again.",
+                path=self.place.url,
             )
-        self._base = old  # another writer may have appended meanwhile
+        self.base = old  # another writer may have appended meanwhile
         if self._journal.is_new:
             self._remove(self._leftovers(old))
             self._journal.begin(next_revision(old.revision, old.files))
@@ -310,63 +303,65 @@ class _Job:
         if finished := self._journal.shards:
             _log.warning(
                 "%s: resumes after %s of an interrupted run (%s).",
-                self._place.url,
+                self.place.url,
                 validation.counted(len(finished), "finished shard"),
                 validation.counted(self._journal.examples, "example"),
             )
 
     def _cuts(self) -> list[tuple[int, int]] | None:
-        source = self._source
+        source = self.source
         if source.count == 0:
             raise ConfigError("there is no example. Pass at least one.")
-        by_bytes = source.sizes is not None or self._layout == FIXED
-        if source.count is None or (self._num_shards is None and not by_bytes):
-            if self._num_shards is not None:
+        by_bytes = source.sizes is not None or self.layout == FIXED
+        if source.count is None or (self.num_shards is None and not by_bytes):
+            if self.num_shards is not None:
                 raise ConfigError(
-                    f"num_shards is {self._num_shards}, and the number of examples is known only at their end. Pass "
+                    f"num_shards is {self.num_shards}, and the number of examples is known only at their end. Pass "
                     "shard_bytes instead, or a source that has a length.",
                     name="num_shards",
-                    received=self._num_shards,
+                    received=self.num_shards,
                 )
             return None
-        example_bytes = Template(self._schema).length + 16 if self._layout == FIXED else 1
+        example_bytes = Template(self.schema).length + 16 if self.layout == FIXED else 1
         return cuts(
             source.count,
             sizes=source.sizes,
             example_bytes=example_bytes,
-            num_shards=self._num_shards,
-            shard_bytes=self._shard_bytes,
+            num_shards=self.num_shards,
+            shard_bytes=self.shard_bytes,
         )
 
     def _processes(self, given: int | None, shards: int) -> int:
         if given is not None:
             return min(given, shards)
-        source = self._source
+        source = self.source
         total = int(source.sizes.sum()) if source.sizes is not None else 0
-        if self._layout == FIXED:
-            total = (source.count or 0) * Template(self._schema).length
+        if self.layout == FIXED:
+            total = (source.count or 0) * Template(self.schema).length
         worth = total // _WORTH_A_PROCESS
         return max(1, min(len(os.sched_getaffinity(0)), shards, worth))
 
     def _planned(self, plan: list[tuple[int, int]], processes: int) -> list[Shard]:
         """Write shards whose examples are read independently."""
-        encode = Encoder(self._schema, self._layout)
-        if not self._source.identifies:
+        encode = Encoder(self.schema, self.layout)
+        if not self.source.identifies:
             for number, shard in self._journal.shards.items():
                 start, stop = plan[number] if number < len(plan) else plan[-1]
-                self._need_same(shard, start, map(encode, self._source.blocks(start, stop)))
+                self._need_same(shard, start, map(encode, self.source.blocks(start, stop)))
         open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
-        source, schema, layout = self._source, self._schema, self._layout
+        source, schema, layout = self.source, self.schema, self.layout
         bounds = ((number, self._name(number), plan[number]) for number in open_)
         if processes > 1 and len(open_) > 1:
             from tfdist.processes.pool.task_pool import in_processes
 
-            fixed = self._place.url, *self._options, schema, layout
+            fixed = self.place.url, self.storage_options, self.source_options
             # one after the other: each may have a copy of its examples
-            tasks = ((*fixed, number, name, part_of(source, *span), *span) for number, name, span in bounds)
+            tasks = (
+                (*fixed, number, schema, layout, name, part_of(source, *span), *span) for number, name, span in bounds
+            )
             done = in_processes(write_shard, tasks, processes)
         else:
-            at, report = self._place, self._report
+            at, report = self.place, self._report
             done = (
                 (number, one_shard(at, schema, layout, name, source, *span, report)) for number, name, span in bounds
             )
@@ -377,7 +372,7 @@ class _Job:
         return [self._journal.shards[number] for number in range(len(plan))]
 
     def _name(self, number: int) -> str:
-        return shard_name(number + (0 if self._base is None else len(self._base.shards)), self._journal.revision)
+        return shard_name(number + (0 if self.base is None else len(self.base.shards)), self._journal.revision)
 
     def _in_order(self, ends: list[int] | None) -> list[Shard]:
         """Write shards from a source that is read once, each up to its given end or until it has its bytes."""
@@ -385,19 +380,19 @@ class _Job:
         while len(finished) in self._journal.shards:
             finished.append(self._journal.shards[len(finished)])
         written = sum(shard.examples for shard in finished)
-        encode = Encoder(self._schema, self._layout)
-        if self._source.identifies:
-            stream = Chunks(blocks_from(self._source, written))
+        encode = Encoder(self.schema, self.layout)
+        if self.source.identifies:
+            stream = Chunks(blocks_from(self.source, written))
         else:
-            stream, start = Chunks(self._source.blocks(0, None)), 0
+            stream, start = Chunks(self.source.blocks(0, None)), 0
             for shard in finished:
                 self._need_same(shard, start, stream.next(encode, shard.examples))
                 start += shard.examples
         while stream.more() and (ends is None or len(finished) < len(ends)):
-            with ShardWriter(self._place, self._name(len(finished)), self._layout) as writer:
+            with ShardWriter(self.place, self._name(len(finished)), self.layout) as writer:
                 while stream.more():
                     room = None if ends is None else ends[len(finished)] - written - writer.examples
-                    encoded = stream.take(encode, room=room, room_bytes=self._shard_bytes - writer.bytes)
+                    encoded = stream.take(encode, room=room, room_bytes=self.shard_bytes - writer.bytes)
                     if encoded is None:
                         break
                     writer.add(encoded)
@@ -422,16 +417,16 @@ class _Job:
             examples, size = examples + len(encoded.ends), size + len(data)
         if (examples, size, crc) != (shard.examples, shard.bytes, shard.crc32c):
             anew = "pass exists='overwrite' (--overwrite)"
-            if self._base is not None:
+            if self.base is not None:
                 anew = f"remove {journals.NAME} there"
             raise ConfigError(
-                f"{self._place.url} has {shard.file} from a run that was interrupted, and the examples in it, {start} "
+                f"{self.place.url} has {shard.file} from a run that was interrupted, and the examples in it, {start} "
                 f"to {start + shard.examples - 1}, are not those that are given now. Give the same examples again to "
                 f"resume, or {anew} to begin anew.",
                 name=shard.file,
-                path=self._place.url,
+                path=self.place.url,
             )
 
     def _report(self, examples: int = 0, data: int = 0) -> None:
-        if self._progress is not None:
-            self._progress(self._journal.examples + examples, self._source.count, self._journal.bytes + data)
+        if self.progress is not None:
+            self.progress(self._journal.examples + examples, self.source.count, self._journal.bytes + data)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import FIXED, Feature, Schema, indexed_values, texts_of
-from tfdist.data.sources.protocol import Source
+from tfdist.data.sources.protocol import Block, Source, cut, length
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Encoder:
         self._layout = layout
         self._template = example.Template(schema) if layout == FIXED else None
 
-    def __call__(self, block: Mapping[str, Any]) -> Encoded:
+    def __call__(self, block: Block) -> Encoded:
         """Return the records of a block whose columns fit the schema."""
-        count = len(next(iter(block.values())))
+        count = length(block)
         if self._template is not None:
             framed = record_framing.frame_rows(self._template.encode(block, count))
             ends = np.arange(1, count + 1, dtype=np.int64) * framed.shape[1]
             return Encoded(framed.tobytes(), ends, {})
         return self._one_by_one(block, count)
 
-    def _one_by_one(self, block: Mapping[str, Any], count: int) -> Encoded:
+    def _one_by_one(self, block: Block, count: int) -> Encoded:
         texts = texts_of(self._schema, self._layout)
         columns = {name: _entries(name, feature, block[name], count) for name, feature in self._schema.items()}
         starts = {name: np.empty(count, np.uint32) for name in texts}
@@ -86,17 +86,9 @@ def _entries(name: str, feature: Feature, column: Any, count: int) -> list[tuple
     return [(example.entry(name, feature, example.content_of(feature, column[place])),) for place in range(count)]
 
 
-def blocks_from(source: Source, start: int) -> Iterator[Any]:
-    """Yield the blocks from an example on, by reading from the beginning if the source cannot start there."""
-    if source.seekable or not start:
-        yield from source.blocks(start, None)
-        return
-    skipped = 0
-    for block in source.blocks(0, None):
-        count = len(next(iter(block.values())))
-        if skipped + count > start:
-            yield {name: values[max(0, start - skipped) :] for name, values in block.items()}
-        skipped += count
+def blocks_from(source: Source, start: int) -> Iterator[Block]:
+    """Return the blocks from an example on, by reading from the beginning if the source cannot start there."""
+    return source.blocks(start, None) if source.seekable else cut(source.blocks(0, None), start, None)
 
 
 class Chunks:
@@ -112,7 +104,7 @@ class Chunks:
             block = next(self._blocks, None)
             if block is None:
                 return False
-            self._block = block if len(next(iter(block.values()))) else None
+            self._block = block if length(block) else None
         return True
 
     def next(self, encode: Encoder, count: int) -> Iterator[Encoded]:

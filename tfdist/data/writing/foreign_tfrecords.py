@@ -71,18 +71,12 @@ class _Files:
         return [[entry.name, entry.size, entry.stamp] for entry in self.entries]
 
 
-def place_of(
-    directory: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    cache: Any = None,
-    follow_symlinks: bool = False,
-) -> Storage:
+def place_of(directory: str | os.PathLike[str], **options: Any) -> Storage:
     """Return the storage of a directory with a manifest, or of TFRecord files with an index in the user's cache.
 
     The index is made at the first call, and again after the files have changed; a line in the log describes them.
     """
-    asked = Asked(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
+    asked = Asked(directory, **options)
     place = asked.storage(directory)
     if manifests.has_manifest(place):
         return place

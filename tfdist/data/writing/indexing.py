@@ -1,61 +1,20 @@
-"""Index TFRecord files, so that they are read as if tfdist had written them."""
+"""The TFRecord files of a directory that are to be indexed, and the names of their indices."""
 
-import os
 import re
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
 
 from tfdist import validation
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import splits
-from tfdist.data.format.data_manifest import Manifest, read_manifest, require_folder
-from tfdist.data.format.revisions import index_name, of_one_writing
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.revisions import index_name
 from tfdist.data.sources import paths, source_files
 from tfdist.data.sources.compressed_files import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.writing import foreign_tfrecords, journal
-from tfdist.data.writing.index_files import put_index
-from tfdist.errors import ConfigError, CorruptDataError
-from tfdist.storage.directory import Storage, storage
+from tfdist.errors import ConfigError
+from tfdist.storage.directory import Storage
 from tfdist.storage.files import plain_name
 
 _OUR_INDEX = re.compile(rb'\A.{8}\{.*"offset"', re.DOTALL)
-
-
-def index_records(
-    directory: str | os.PathLike[str],
-    *,
-    schema: Schema | None,
-    label: str | None,
-    exists: str,
-    split: str | None,
-    storage_options: Mapping[str, Any] | None,
-    follow_symlinks: bool,
-) -> Manifest:
-    validation.one_of("exists", exists, ("raise", "overwrite"))
-    place = storage(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
-    asked = foreign_tfrecords.Asked(directory, split, storage_options, follow_symlinks=follow_symlinks)
-    if (elsewhere := foreign_tfrecords.indexed_elsewhere(place, asked, schema=schema, label=label)) is not None:
-        return read_manifest(elsewhere)
-    require_folder(place)
-    with place.lock():
-        is_there, old = manifests.NAME in place.names(), None
-        if is_there and exists != "overwrite":
-            raise ConfigError(
-                f"{place.url} has a {manifests.NAME} already. `tfdist data verify` compares it with the files, and "
-                "`tfdist data repair` brings it in line; exists='overwrite' (--overwrite) indexes all anew.",
-                name="exists",
-                received=exists,
-                path=place.url,
-            )
-        if is_there:
-            with suppress(CorruptDataError):
-                old = read_manifest(place)
-        shards = of_one_writing(files(place, split), is_writing=journal.NAME in place.names())
-        _check_free(place, shards, own=exists == "overwrite")
-        return put_index(place, shards, schema=schema, label=label, old=old)
 
 
 def files(place: Storage, split: str | None = None) -> list[str]:
@@ -88,7 +47,7 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     return found
 
 
-def _check_free(place: Storage, shards: list[str], *, own: bool) -> None:
+def require_free(place: Storage, shards: list[str]) -> None:
     """Refuse to write an index over a file that is not an index."""
     taken, wanted = set(place.names()), [index_name(shard) for shard in shards]
     counts = Counter([*wanted, *shards])

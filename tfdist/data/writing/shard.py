@@ -159,14 +159,9 @@ def write_shard(
     url: str,
     storage_options: Mapping[str, Any] | None,
     source_options: Mapping[str, Any] | None,
-    schema: Schema,
-    layout: str,
     number: int,
-    name: str,
-    source: Source,
-    start: int,
-    stop: int,
+    *shard: Any,
 ) -> tuple[int, Shard]:
-    place = storage(url, storage_options=storage_options)
+    """Write a shard as `one_shard` does, with the rest of its arguments; return its number as well."""
     with source_files.driven_by(source_options):
-        return number, one_shard(place, schema, layout, name, source, start, stop)
+        return number, one_shard(storage(url, storage_options=storage_options), *shard)

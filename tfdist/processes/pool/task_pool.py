@@ -33,7 +33,7 @@ class _RemoteError(Exception):
 
 
 class TaskPool:
-    """A pool of processes that the first task starts, and that end with `close`.
+    """A pool of processes that the first task starts, and that end with `close`, or with a ``with`` block.
 
     ``cure`` is the advice in messages if memory is too small.
     """
@@ -45,6 +45,12 @@ class TaskPool:
         self._tasks: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
         self._workers: list[_Worker] = []
         self._broken = ""
+
+    def __enter__(self) -> "TaskPool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(at_once=kind is not None)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         """Submit a call of a function to one of the processes; any thread may do so."""
@@ -150,9 +156,8 @@ def in_processes(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]],
 
     The first error stops the other tasks, and so does leaving the iteration. No process stays.
     """
-    pool = TaskPool(processes, cure="processes=1")
-    ended_well, left, waiting = False, iter(tasks), set[Future[Any]]()
-    try:
+    left, waiting = iter(tasks), set[Future[Any]]()
+    with TaskPool(processes, cure="processes=1") as pool:
         while True:
             more = itertools.islice(left, (1 + _AHEAD) * processes - len(waiting))
             waiting.update(pool.submit(function, *task) for task in more)
@@ -161,6 +166,3 @@ def in_processes(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]],
             future = next(done_heeding_signals(waiting))
             waiting.remove(future)
             yield future.result()
-        ended_well = True
-    finally:
-        pool.close(at_once=not ended_well)

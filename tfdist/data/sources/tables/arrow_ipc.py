@@ -30,9 +30,7 @@ def open_arrow(path: str, schema: Schema | None, options: Options) -> arrow_tabl
     step = examples_per_block(table.nbytes // max(1, table.num_rows))
     read = functools.partial(_batches, path, found.read, step)
     identity = source_files.identity("arrow", [path])
-    is_stamped = source_files.are_stamped(identity)
-    names = table.schema.names
-    return arrow_table.Table(found, read, names, identity, count=table.num_rows, seekable=True, identifies=is_stamped)
+    return arrow_table.Table(found, read, table.schema.names, identity, count=table.num_rows, seekable=True)
 
 
 def _batches(path: str, columns: list[str], step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
@@ -71,11 +69,16 @@ def table_of(path: str) -> Any:
 
 def is_saved(folder: str | os.PathLike[str]) -> bool:
     """`save_to_disk` wrote a folder; others may have a file of that name."""
+    return has_field(Path(folder, STATE), "_data_files")
+
+
+def has_field(path: Path, field: str) -> bool:
+    """Return whether a file is a JSON object with this field."""
     try:
-        found = json.loads(Path(folder, STATE).read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and "_data_files" in found
+    return isinstance(found, dict) and field in found
 
 
 def saved_files(folder: str | os.PathLike[str]) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.sources import source_files
 from tfdist.data.sources.protocol import EVERY, INSIDE, Block, Options, spelled
 from tfdist.data.sources.stored_columns import column
 from tfdist.data.sources.tables import arrow_types, arrow_units
@@ -134,14 +135,14 @@ class Table:
         *,
         count: int | None = None,
         seekable: bool = False,
-        identifies: bool = False,
         schema: Schema | None = None,
         part: Callable[[int, int], "Read"] | None = None,
     ) -> None:
         self._part = part
         self._found, self._read, self.schema, self.columns = found, read, schema or found.schema, list(columns)
-        self.count, self.seekable, self.identifies = count, seekable, identifies
+        self.count, self.seekable = count, seekable
         self.identity = {**identity, **found.identity}
+        self.identifies = source_files.are_stamped(identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         at, batches = self._read(start, stop)

@@ -117,11 +117,7 @@ def nulls_of(array: Any) -> NDArray[np.bool_]:
 
 
 def values_of(values: Any) -> NDArray[Any]:
-    if isinstance(values, np.ndarray):
-        return values
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    return values if isinstance(values, np.ndarray) else np.fromiter(values, object, len(values))
 
 
 def leaves_of(values: Any, nulls: NDArray[np.bool_], fill: Any) -> NDArray[Any]:

@@ -85,15 +85,12 @@ def open_csv(path: str, schema: Schema | None, options: Options) -> arrow_table.
     read = [(name, _type(found[name]) if name in found else pyarrow.string()) for name in columns]
     table = arrow_table.columns_of(pyarrow.schema(read), found, path, options)
     identity = source_files.identity("csv", [path])
-    is_stamped = source_files.are_stamped(identity)
     if options.delimiter is not None:
         identity["delimiter"] = options.delimiter
     rows = functools.partial(_read, path, table.schema, list(table.paths), options.delimiter)
     # decimal digits are read as float64, and what float32 loses of them was looked at
     rounding = replace(table, schema=with_rounding(table.schema) or table.schema)
-    return arrow_table.Table(
-        rounding, lambda start, stop: (0, rows()), columns, identity, identifies=is_stamped, schema=table.schema
-    )
+    return arrow_table.Table(rounding, lambda start, stop: (0, rows()), columns, identity, schema=table.schema)
 
 
 def _names(reader: Any, path: str) -> list[str]:

@@ -27,9 +27,7 @@ def open_parquet(path: str, schema: Schema | None, options: Options) -> arrow_ta
     ends = list(itertools.accumulate(group.num_rows for group in groups))
     read = functools.partial(_rows, path, found.read, ends, max(_LEAST_ROWS, examples_per_block(most)))
     identity = source_files.identity("parquet", [path])
-    is_stamped = source_files.are_stamped(identity)
-    count = ends[-1] if ends else 0
-    return arrow_table.Table(found, read, types.names, identity, count=count, seekable=True, identifies=is_stamped)
+    return arrow_table.Table(found, read, types.names, identity, count=ends[-1] if ends else 0, seekable=True)
 
 
 def _rows(

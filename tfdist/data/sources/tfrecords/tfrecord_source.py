@@ -22,7 +22,7 @@ from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import compressed_files, source_files
 from tfdist.data.sources.compressed_files import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.sources.protocol import BLOCK_BYTES, BLOCK_EXAMPLES, Block, Source, chained, cut, length
-from tfdist.data.sources.stored_columns import column, widened
+from tfdist.data.sources.stored_columns import column, numbers_of, widened
 from tfdist.data.sources.tfrecords import inference
 from tfdist.data.sources.tfrecords.inference import Seen, as_kept
 from tfdist.errors import ConfigError, CorruptDataError, fields_of
@@ -58,21 +58,6 @@ def matched(source: Source, own: Schema | None, where: str) -> Source:
     return Renumbered(source, tables, where) if tables else source
 
 
-def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: str) -> NDArray[np.int64]:
-    numbers = {name: number for number, name in reversed(list(enumerate(names)))}
-    for name in own:
-        if name not in numbers:
-            listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-            raise ConfigError(
-                f"{where} has the class {name!r} of {feature!r}, which is none of the {len(names)} known ones "
-                f"({listed}). Classes are matched by their names: write these examples with a schema that has all.",
-                name=feature,
-                received=name,
-                path=where,
-            )
-    return np.array([numbers[name] for name in own], np.int64)
-
-
 class Renumbered:
     """The examples of a source with other class numbers for some features."""
 
@@ -90,7 +75,7 @@ class Renumbered:
         for block in self._source.blocks(start, stop):
             changed = {name: self._changed(name, block[name], at) for name in self._tables}
             yield {**block, **changed}
-            at += len(next(iter(block.values())))
+            at += length(block)
 
     def _changed(self, name: str, values: Any, at: int) -> Any:
         table = self._tables[name]
