@@ -264,10 +264,7 @@ def from_distribution(
             received=None,
         )
     if isinstance(distribution, keras.distribution.ModelParallel):
-        return ModelParallelStrategy(
-            **_options_of(distribution, clusters.from_environment()),
-            **options,
-        )
+        return ModelParallelStrategy(**_options_of(distribution, clusters.from_environment()), **options)
     if not isinstance(distribution, keras.distribution.DataParallel):
         raise ConfigTypeError(
             f"distribution is {validation.shown(distribution)} ({type(distribution).__name__}); it must be one, "

@@ -160,9 +160,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 tensorflows, backend, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
             )
         self._workers = Workers(
-            workers,
-            timeout_seconds=timeout_seconds,
-            notes=coordination_service if several else None,
+            workers, timeout_seconds=timeout_seconds, notes=coordination_service if several else None
         )
         if several:
             own = [] if workers is tensorflows else collective_backends.of_replicas(workers, extended.worker_devices)
@@ -295,8 +293,5 @@ def _resolver(cluster: "clusters.Cluster") -> tf.distribute.cluster_resolver.Clu
             f"among {', '.join(present)}; a process belongs to one cluster. Use another process."
         )
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": addresses}),
-        task_type="worker",
-        task_id=cluster.worker_index,
-        rpc_layer="grpc",
+        tf.train.ClusterSpec({"worker": addresses}), task_type="worker", task_id=cluster.worker_index, rpc_layer="grpc"
     )

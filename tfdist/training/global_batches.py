@@ -373,12 +373,7 @@ def _own_batches(batches: int | None, workers: Workers) -> int | None:
 
 
 def _slices(
-    dataset: tf.data.Dataset,
-    source: Source,
-    share: Share,
-    workers: Workers,
-    whole: Sequence[str],
-    edges: Edges | None,
+    dataset: tf.data.Dataset, source: Source, share: Share, workers: Workers, whole: Sequence[str], edges: Edges | None
 ) -> tuple[tf.data.Dataset, Layout]:
     def read(data: Any) -> Any:
         return batch_rows.with_whole(tf_data.none_for_optionals(data), whole)

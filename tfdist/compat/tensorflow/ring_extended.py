@@ -11,13 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import (
-    cross_device_ops,
-    cross_device_utils,
-    distribute_utils,
-    input_util,
-    values,
-)
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils, input_util, values
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfdist.compat.keras import keras_variables

@@ -91,13 +91,7 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
     """`RingReplicas` along the axis of the examples. Members that differ only along other axes count as one replica."""
 
     def __init__(
-        self,
-        container_strategy: Any,
-        *,
-        examples: Sequence[int],
-        everybody: Any,
-        late: Late,
-        **options: Any,
+        self, container_strategy: Any, *, examples: Sequence[int], everybody: Any, late: Late, **options: Any
     ) -> None:
         self._examples = list(examples)
         self._everybody = everybody
