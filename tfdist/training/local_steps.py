@@ -102,7 +102,6 @@ def apart(
 
 
 def of(model: keras.Model) -> "LocalSteps | None":
-    """Return the local steps of a model, if its strategy has a `synchronization`."""
     found: LocalSteps | None = planted.of_model(model).local_steps
     return found
 
@@ -133,7 +132,6 @@ def left(model: keras.Model, wanted: int, *, training: bool) -> int:
 def stepping(
     model: keras.Model, forget: Callable[[], None], rules: Rules, *, training: bool
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-    """Return the context of steps of a model; see `LocalSteps.stepping`."""
     local = of(model) if training else None
     return contextlib.nullcontext(lambda steps: None) if local is None else local.stepping(forget, rules)
 
@@ -430,7 +428,6 @@ class LocalSteps:
             self._swap(own)
 
     def settle(self) -> None:
-        """Wait for exchanges under way."""
         with self._workers.waiting("a meeting of workers"):
             self._meeting.settle()
 

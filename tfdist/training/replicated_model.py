@@ -442,7 +442,6 @@ class _OfSize(_Replicated):
     runs_several = False
 
     def __call__(self, element: Any, *, whole: bool) -> Any:
-        """Run one step on a `Batch`, or on a whole batch of tensors or arrays."""
         step_clock().enter(Phase.EXECUTE)
         with self.workers.waiting("a step"):
             if isinstance(element, Batch):

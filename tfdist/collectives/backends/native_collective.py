@@ -94,7 +94,6 @@ class NativeCollective:
         return NativeCollective(self._number, **{**kept, **others})
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Reduce the tensors of each dtype as one operation."""
         base.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]

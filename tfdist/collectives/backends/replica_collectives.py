@@ -95,7 +95,6 @@ class TwoLevelCollective:
         self._leads = local.rank == 0
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> Collective | None:
-        """Return the collective of some of the members; see `Collective.among`."""
         if self.rank not in members:
             return None
         near = [rank % self._local.size for rank in members if rank // self._local.size == self._index]

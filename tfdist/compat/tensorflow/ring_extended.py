@@ -67,7 +67,6 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every process traces its own functions."""
         return True
 
     @property
@@ -77,7 +76,6 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
         return self._collective.rank == 0
 
     # Variables: every process starts from the value of the first process.

@@ -25,11 +25,9 @@ class WholeVariable:
         raise NotImplementedError
 
     def value(self) -> tf.Tensor:
-        """Return the whole; see `read_value`."""
         return self.read_value()
 
     def numpy(self) -> Any:
-        """Return the whole as an array; see `read_value`."""
         return self.read_value().numpy()
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
@@ -41,13 +39,10 @@ class WholeVariable:
         return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Any, *_: Any, **__: Any) -> Self:
-        """Assign a value for the whole."""
         return self._changed("assign", value)
 
     def assign_add(self, value: Any, *_: Any, **__: Any) -> Self:
-        """Add a value for the whole."""
         return self._changed("assign_add", value)
 
     def assign_sub(self, value: Any, *_: Any, **__: Any) -> Self:
-        """Subtract a value for the whole."""
         return self._changed("assign_sub", value)

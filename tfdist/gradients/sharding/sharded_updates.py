@@ -254,7 +254,6 @@ class Updates:
         return [self._stand_in(variable, self._known(variable), variable.value.name) for variable in variables]
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Assign variables from the parts of each worker."""
         shard_exchange.assign_wholes(
             self._traced, variables, [self._known(one) for one in variables], values.__getitem__
         )
@@ -273,7 +272,6 @@ class Updates:
         self.assign(variables, new)
 
     def average_weights(self) -> None:
-        """Set the moving averages to the weights."""
         variables, averages = sharded_optimizer.averages(self._optimizer)
         for average, part in zip(averages, self.readable(variables), strict=True):
             average.assign(part.value())

@@ -119,7 +119,6 @@ def _suspects(tried: TriedStep) -> list[Key]:
 
 
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
-    """Return the verdict on each value that a step asks for."""
 
     suspects = _suspects(tried) if runs.failure is not None else ()
 
@@ -139,7 +138,6 @@ def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Ve
 
 
 def _rules(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> list[StateRule]:
-    """Return the rule of each assignment of a state."""
     made = tried.asked.assignments
     return [_rule(number, one, tried, runs, in_16_bits=in_16_bits) for number, one in enumerate(made)]
 
@@ -306,7 +304,6 @@ class Probe:
         return mine
 
     def _tried(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Tried:
-        """Try the step; return the findings of all workers."""
         found: Found = {}
         names: dict[Key, str] = {}
         why = None
@@ -333,7 +330,6 @@ class Probe:
         return Tried(agreed, names, self._uses)
 
     def _few(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Any:
-        """Return the rows to try; None if there are none."""
         wanted = _ROWS
         if is_cut:  # every run needs all workers, so all try as many rows
             wanted = min(wanted, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))

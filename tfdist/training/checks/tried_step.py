@@ -324,7 +324,6 @@ def made_variables(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _cut(given: Sequence[Any]) -> list[Any]:
-    """Return the inputs that have rows."""
     return [one for one in given if not isinstance(one, batch_rows.Whole)]
 
 

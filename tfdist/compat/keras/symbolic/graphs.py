@@ -99,7 +99,6 @@ def packed(graph: Functional, outputs: list[Any]) -> Any:
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return the mask that goes with a tensor, or None."""
     return get_keras_mask(tensor)
 
 

@@ -27,7 +27,6 @@ def attributes_of(tensor: Any) -> dict[str, Any]:
 
 
 def with_attributes(tensor: Any, attributes: Mapping[str, Any]) -> Any:
-    """Set attributes on a tensor, and return it."""
     for name, value in attributes.items():
         setattr(tensor, name, value)
     return tensor

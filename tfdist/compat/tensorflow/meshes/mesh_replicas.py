@@ -81,7 +81,6 @@ class Place(int):
 
     @classmethod
     def of(cls, examples: int, replica: int) -> "Place":
-        """Return the place of a replica."""
         made = cls(examples)
         made.replica = replica
         return made

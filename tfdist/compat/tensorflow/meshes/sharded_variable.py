@@ -85,22 +85,18 @@ class ShardedVariable(WholeVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape of the whole."""
         return tf.TensorShape(self.sharding.shape)
 
     @property
     def dtype(self) -> tf.DType:
-        """The dtype of the variable."""
         return self.shard.dtype
 
     @property
     def name(self) -> str:
-        """The name of the part."""
         return str(self.shard.name)
 
     @property
     def device(self) -> str:
-        """The device of the part."""
         return str(self.shard.device)
 
     @property
@@ -110,17 +106,14 @@ class ShardedVariable(WholeVariable):
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch the variable."""
         return bool(self.shard.trainable)
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """The synchronization of the part."""
         return self.shard.synchronization
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """The aggregation of the part."""
         return self.shard.aggregation
 
     @property

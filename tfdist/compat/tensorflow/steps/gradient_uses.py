@@ -88,7 +88,6 @@ def _first(found: Iterable[str | None]) -> str | None:
 
 
 def _states_of(graph: Any, given: Mapping[Any, _State], *, is_function: bool) -> _States:
-    """Return the states of all tensors of a graph."""
     states: _States = dict(given)
     for op in graph.get_operations():
         inputs = [states.get(one.ref(), _NOTHING) for one in op.inputs]
