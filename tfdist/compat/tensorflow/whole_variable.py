@@ -4,10 +4,17 @@ Private names, read in TensorFlow 2.21.0: `_should_act_as_resource_variable` and
 treats an object as a resource variable.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
+
+
+def let_operate(kind: type, operators: Iterable[str], read: Callable[[Any], tf.Tensor]) -> None:
+    """Let objects of a class take part in operations as the tensors that ``read`` returns for them."""
+    for name in operators:
+        setattr(kind, name, lambda self, *others, _name=name: getattr(read(self), _name)(*others))
 
 
 class WholeVariable:

@@ -13,6 +13,7 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.compat.tensorflow.whole_variable import let_operate
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, reducer
 from tfdist.gradients.sharding import shard_exchange, slot_saving
@@ -71,15 +72,7 @@ class VariablePart:
         self.assign(tf.tensor_scatter_nd_sub(self.value(), rows.indices[:, tf.newaxis], rows.values))
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    def apply(self: VariablePart, *others: Any) -> Any:
-        return getattr(self.value(), name)(*others)
-
-    return apply
-
-
-for _name in _OPERATORS:
-    setattr(VariablePart, _name, _operator(_name))
+let_operate(VariablePart, _OPERATORS, VariablePart.value)
 
 
 def require_update_step_alone(optimizer: keras.optimizers.Optimizer) -> None:
