@@ -39,8 +39,10 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         collective: Any,
         waiting: Callable[[str], AbstractContextManager[None]],
         services: ReplicaServices,
+        everybody: Any = None,
     ) -> None:
         self._collective = collective
+        self._everybody = collective if everybody is None else everybody
         self._waiting = waiting
         self.services = services
         super().__init__(container_strategy, devices=list(devices))
@@ -92,7 +94,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
             value = new_variables.first_value(kwargs["initial_value"], kwargs.get("dtype"))
             what = f"the initial value of {path} {value.dtype.name} {value.shape}"
             with tf.device(device), self._waiting(what):
-                return self._collective.broadcast(value, what)
+                return self._everybody.broadcast(value, what)
 
         return initial_value
 
