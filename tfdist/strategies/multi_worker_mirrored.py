@@ -266,13 +266,9 @@ def _is_one_cpu(devices: Sequence[str]) -> bool:
 
 def _require_devices(replicas: int) -> None:
     """Raise unless this process has a device for each replica; starts no device."""
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    if gpus:
-        present, kind = gpus, "GPU"
-    else:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        present, kind = len(tf.config.get_logical_device_configuration(cpu) or [cpu]), "CPU"
+    present = local_replicas.devices_to_come()
     if replicas > present:
+        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         raise ConfigError(
             f"replicas_per_worker is {replicas}; this process has {validation.counted(present, f'{kind} device')}. "
             "Ask for fewer, or split the CPU before TensorFlow starts: "
