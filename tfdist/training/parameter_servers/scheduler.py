@@ -16,8 +16,6 @@ from typing import Any, Literal, Protocol
 from tfdist.errors import WorkerLostError
 from tfdist.training.parameter_servers.worker_groups import may_take
 
-__all__ = ["Outcome", "Scheduler", "Transport"]
-
 # A task that so many workers did not survive is given up, because it may end the others too.
 _LOSSES_OF_A_TASK = 3
 # A worker compiles a function when it runs it first.

@@ -15,8 +15,6 @@ import keras
 
 from tfdist.compat.keras.symbolic import graphs
 
-__all__ = ["Flat", "flattened"]
-
 
 @dataclass(frozen=True, eq=False)
 class Flat:

@@ -11,8 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["ACTIVATIONS", "MASK", "activated", "attributes_of", "with_attributes"]
-
 #: the attribute that is the mask
 MASK = "_keras_mask"
 
