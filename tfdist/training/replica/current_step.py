@@ -14,14 +14,12 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training.replica.judging import Rules, Verdict
+from tfdist.training.replica.judging import NO_RULES, Rules, Verdict
 
 _current = threading.local()
 
 #: the kinds of values for which `Step.rule_of` is called, and of results that a step leaves in states
 KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric", "count")
-
-_NO_RULES = Rules()
 
 _TAKEN_EARLY = (
     "A train_step applies the gradient of a mean over the batch and the gradient of a sum, and code that replicas "
@@ -85,7 +83,7 @@ class Step:
         global_rows: tf.Tensor | None,
         weighs_loss: bool = False,
         index: tf.Tensor | None = None,
-        rules: Rules = _NO_RULES,
+        rules: Rules = NO_RULES,
         all_reduce: Callable[[list[Any]], list[Any]] = replica_sums.sum_over_replicas,
         group: "Group | None" = None,
         sink: "Sink | None" = None,
