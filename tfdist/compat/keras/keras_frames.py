@@ -11,7 +11,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfdist.errors import UnsupportedError
 
 #: Keras 3, and Keras 2 as a package of its own
 _PACKAGES = ("keras", "tf_keras")
+_T = TypeVar("_T")
 
 
 def calling_keras_function(callee: Any) -> str | None:
@@ -59,6 +60,14 @@ def code_of(method: Any) -> CodeType:
 def frames(skip: int = 1, count: int | None = None) -> Iterator[FrameType]:
     """Yield the frames that have called, from the innermost out."""
     yield from itertools.islice(outwards(sys._getframe(1 + skip)), count)
+
+
+def innermost(kind: type[_T], count: int) -> _T | None:
+    """Return the innermost object of a kind that is calling; of compat's functions two are in between."""
+    for frame in frames(3, count):
+        if isinstance(found := frame.f_locals.get("self"), kind):
+            return found
+    return None
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
