@@ -56,11 +56,10 @@ class Signature:
 
 def first_difference(mine: list[str], theirs: list[str]) -> tuple[int, str, str]:
     """Return the first index at which two lists differ, and both entries there ("nothing more" after an end)."""
-    length = max(len(mine), len(theirs))
     pad = "nothing more"
-    pairs = list(zip(mine + [pad] * (length - len(mine)), theirs + [pad] * (length - len(theirs)), strict=True))
-    position = next((index for index, (a, b) in enumerate(pairs) if a != b), length)
-    return (position, *pairs[position]) if position < length else (position, pad, pad)
+    pairs = list(itertools.zip_longest(mine, theirs, fillvalue=pad))
+    different = ((index, a, b) for index, (a, b) in enumerate(pairs) if a != b)
+    return next(different, (len(pairs), pad, pad))
 
 
 def current_signature(replica: int = 0) -> Signature | None:

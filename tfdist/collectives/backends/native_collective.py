@@ -369,7 +369,6 @@ def of_workers(
     device: str,
     exchange: Exchange | None = None,
     address: str = "127.0.0.1",
-    host: str | None = None,
     timeout_seconds: float = 0.0,
 ) -> NativeCollective:
     """Return the collective of members that another backend has connected; the secret is the key of `tfdist run`."""
@@ -377,7 +376,6 @@ def of_workers(
         rank=carrier.rank,
         exchange=exchange_over(carrier) if exchange is None else exchange,
         address=address,
-        host=host,
         timeout_seconds=timeout_seconds,
         device=device,
         beside=carrier,
