@@ -243,7 +243,10 @@ class LocalSteps:
         self._require_alike()
         if self._workers.is_chief and "local steps" not in planted.of_model(self._model).said:
             planted.of_model(self._model).said.add("local steps")
-            step_clock().warn(self._warning_text())
+            step_clock().warn(
+                f"workers train by themselves and meet as {self._asked!r} says, so the numbers are not those of one "
+                "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."
+            )
         self._meet_as_compiled()
         self.ends()
         self._wants_stop = False
@@ -263,12 +266,6 @@ class LocalSteps:
         self._own, self._made_equal_at = None, self._step
         if self._interval is not None:
             self._interval.measures(self._meeting)
-
-    def _warning_text(self) -> str:
-        return (
-            f"workers train by themselves and meet as {self._asked!r} says, so the numbers are not those of one "
-            "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."
-        )
 
     def _require_alike(self) -> None:
         """Raise if workers would be at different meetings, and so mix them up or wait for each other."""
