@@ -204,7 +204,7 @@ class Step:
         """Warn of a gradient that may have flowed through other replicas with the weight of another gradient."""
         before = {self.rules.values.get(("gradient", one), "mean") for one in self._passed if one < number}
         if number not in self._passed and any(one != rule for one in before):
-            _warn_of_early_gradients()
+            warn_once(_TAKEN_EARLY)
 
     def weight_of_loss(self) -> tf.Tensor:
         """Return the weight of the loss whose gradient is taken next; a step may have several losses."""
@@ -225,9 +225,9 @@ class Step:
         _current.step = None
 
 
-@functools.cache  # once for all replicas and traces
-def _warn_of_early_gradients() -> None:
-    step_clock().warn(_TAKEN_EARLY)
+@functools.cache  # once for all replicas, traces and steps
+def warn_once(sentence: str) -> None:
+    step_clock().warn(sentence)
 
 
 def current() -> Step | None:
