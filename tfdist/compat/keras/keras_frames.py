@@ -28,7 +28,8 @@ def calling_keras_function(callee: Any) -> str | None:
     """Return the Keras function that called a method of this object, if any; frames of TensorFlow are skipped."""
     for frame in frames():
         package = _package(frame)
-        if package == "tensorflow" or (frame.f_code.co_varnames and _first_argument(frame) is callee):
+        names = frame.f_code.co_varnames
+        if package == "tensorflow" or (names and frame.f_locals.get(names[0]) is callee):
             continue
         return f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}" if package in _PACKAGES else None
     return None
@@ -78,7 +79,3 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def _first_argument(frame: FrameType) -> Any:
-    return frame.f_locals.get(frame.f_code.co_varnames[0])
