@@ -226,3 +226,14 @@ class TracedCollective:
 def _is_small_table(slices: tf.IndexedSlices) -> bool:
     shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
     return shape is not None and int(shape.prod()) * slices.values.dtype.size <= _SMALL_TABLE_BYTES
+
+
+def traced_of(collectives: Sequence[Collective], bucket_bytes: int, *, of_rows: bool = False) -> list[TracedCollective]:
+    """Return the collectives by which a step reduces, one for each replica of this process.
+
+    Collectives for rows of tables have keys of their own, because a replica may use the ordinary ones more often.
+    """
+    return [
+        TracedCollective(one, bucket_bytes=bucket_bytes, replica=-1 - replica if of_rows else replica)
+        for replica, one in enumerate(collectives)
+    ]

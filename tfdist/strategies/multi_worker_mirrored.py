@@ -15,7 +15,7 @@ from tfdist.collectives import buckets, collective_backends
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.backends.tensorflow_collective import of_replicas, of_workers
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.traced import TracedCollective, relative_paths
+from tfdist.collectives.traced import TracedCollective, relative_paths, traced_of
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import coordination_service
@@ -170,17 +170,17 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         with self._workers.waiting("the measurement of bucket_bytes"):
             chosen = buckets.chosen_bytes(bucket_bytes, workers)
         reduces = bool(own) or (several and _is_one_cpu(extended.worker_devices))
-        traced = local_replicas.traced(reached, chosen) if reduces else []
+        traced = traced_of(reached, chosen) if reduces else []
         services = ReplicaServices(
             collectives=reached,
             traced=traced,
-            rows=() if reduces else local_replicas.traced(reached, chosen, of_rows=True),
+            rows=() if reduces else traced_of(reached, chosen, of_rows=True),
             bucket_bytes=chosen,
             after_trace=agreement.Signatures(self._workers).require_alike if reduces and several else lambda: None,
             compare_variable=functools.partial(agreement.require_alike_variable, self._workers),
         )
         if shard_optimizer is not None:
-            (one,) = traced or local_replicas.traced([self._workers.collective], chosen)
+            (one,) = traced or traced_of([self._workers.collective], chosen)
             services = self._sharded(shard_optimizer, services, one)
         extended.services = services = local_steps.guarded(schedule, services)
         self.apart = local_steps.apart(schedule, services, self._workers, of_replicas, extended.worker_devices)

@@ -9,7 +9,7 @@ from tfdist import validation
 from tfdist.collectives import buckets
 from tfdist.collectives.backends import horovod_job
 from tfdist.collectives.backends.tensorflow_collective import of_replicas
-from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.traced import TracedCollective, traced_of
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -127,7 +127,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
                 schedule,
                 ReplicaServices(
                     collectives=near,
-                    rows=local_replicas.traced(near, chosen, of_rows=True),
+                    rows=traced_of(near, chosen, of_rows=True),
                     bucket_bytes=chosen,
                     after_trace=agreement.Signatures(self._workers).require_alike,
                 ),

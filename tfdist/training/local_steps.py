@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.traced import TracedCollective, traced_of
 from tfdist.collectives.workers.agreement import require_alike_text
 from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
 from tfdist.compat import planted
@@ -93,9 +93,7 @@ def apart(
         return None
     island = meetings.island_of(schedule, workers, len(devices))
     near = collectives(devices) if island is None else [island]
-    traced = [
-        TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
-    ]
+    traced = traced_of(near, services.bucket_bytes)
     meeting = meetings.island_of(schedule, workers, len(devices))  # not the one of the steps, which continue meanwhile
     found = None if meeting is None else meetings.by_heads(workers, meeting, services.bucket_bytes)
     return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True), found)
