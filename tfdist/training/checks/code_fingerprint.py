@@ -389,7 +389,7 @@ _OWN = Path(__file__).parents[2]
 
 @functools.cache
 def _package_folders() -> tuple[Path, ...]:
-    names = {*sysconfig.get_paths().values()} & {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    names = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return tuple(Path(name) for name in sorted({*names, *site.getsitepackages(), site.getusersitepackages()}))
 
 
