@@ -157,9 +157,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_non_trainable_variables _seed_generators", layer),
     },
     "random_states.py": {"_rng": lambda: context.Context},
-    "tensorflow/steps/custom_gradients.py": {
-        "_gradient_op_type": lambda: dict.fromkeys(node_of_own_gradient()),
-    },
+    "tensorflow/steps/custom_gradients.py": {"_gradient_op_type": lambda: dict.fromkeys(node_of_own_gradient())},
     "tensorflow/tensor_arrays.py": {"_numpy": lambda: tf.constant(1.0)},
     "initialized.py": {"_context_handle": context.context},
     "tensorflow/tf_data.py": {
@@ -186,7 +184,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_devices _num_replicas_in_sync _replica_ctx_all_reduce", lambda: MirroredExtended),
         **each("_get_local_replica_id _get_replica_id_in_sync_group", lambda: MirroredExtended),
         "_experimental_distribute_dataset": lambda: MirroredExtended,
-        **each("_examples _everybody _late _waiting", OURS),
+        **each("_examples _late", OURS),
     },
     "tensorflow/meshes/staged.py": {
         **each("_container_strategy _create_variable", lambda: MirroredExtended),
@@ -218,7 +216,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/ring_extended.py": {
         **each(EXTENDED, lambda: MirroredExtended),
         "_replica_id": lambda: tf.distribute.ReplicaContext,
-        **each("_collective _from_first_replica _input_context _local_sums _task_id", OURS),
+        **each("_collective _everybody _from_first_replica _input_context _local_sums _task_id", OURS),
         **each("_rows_apart _rows_of_first _sum_of_local _sums_of_several _waiting", OURS),
     },
     "tensorflow/sparse_rows.py": {**each("_create_op_internal _get_function", lambda: tf.Graph), "_mask": OURS},

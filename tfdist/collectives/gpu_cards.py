@@ -65,7 +65,6 @@ def split_over(logical: Sequence[int]) -> list[int]:
 
 
 def _cards() -> list[str]:
-    """Return the card of each logical GPU of this process."""
     visible = tf.config.get_visible_devices("GPU")
     machine = _BOOT.read_text().strip() if _BOOT.exists() else ""
     numbers = [int(card.name.rpartition(":")[2]) for card in visible]  # as CUDA counts in this process

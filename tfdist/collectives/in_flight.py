@@ -81,7 +81,6 @@ def of_process() -> UnderWay | None:
 
 
 def described(kind: str, tensors: Sequence[Any]) -> str:
-    """Describe a collective of tensors in a message."""
     counts = [tensor.shape.num_elements() for tensor in tensors]
     if None in counts:
         return kind

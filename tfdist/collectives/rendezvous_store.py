@@ -44,7 +44,6 @@ class StoreServer:
         self.address = f"{written}:{self._server.server_port}"
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -57,7 +56,6 @@ class Store:
         self._host, self._port = split_address("the address of the store", address)
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """Write a value."""
         self._request("PUT", _path(scope, key), value)
 
     def get(self, scope: str, key: str) -> bytes | None:

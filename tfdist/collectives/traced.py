@@ -56,11 +56,10 @@ class Signature:
 
 def first_difference(mine: list[str], theirs: list[str]) -> tuple[int, str, str]:
     """Return the first index at which two lists differ, and both entries there ("nothing more" after an end)."""
-    length = max(len(mine), len(theirs))
     pad = "nothing more"
-    pairs = list(zip(mine + [pad] * (length - len(mine)), theirs + [pad] * (length - len(theirs)), strict=True))
-    position = next((index for index, (a, b) in enumerate(pairs) if a != b), length)
-    return (position, *pairs[position]) if position < length else (position, pad, pad)
+    pairs = list(itertools.zip_longest(mine, theirs, fillvalue=pad))
+    different = ((index, a, b) for index, (a, b) in enumerate(pairs) if a != b)
+    return next(different, (len(pairs), pad, pad))
 
 
 def current_signature(replica: int = 0) -> Signature | None:
@@ -227,3 +226,14 @@ class TracedCollective:
 def _is_small_table(slices: tf.IndexedSlices) -> bool:
     shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
     return shape is not None and int(shape.prod()) * slices.values.dtype.size <= _SMALL_TABLE_BYTES
+
+
+def traced_of(collectives: Sequence[Collective], bucket_bytes: int, *, of_rows: bool = False) -> list[TracedCollective]:
+    """Return the collectives by which a step reduces, one for each replica of this process.
+
+    Collectives for rows of tables have keys of their own, because a replica may use the ordinary ones more often.
+    """
+    return [
+        TracedCollective(one, bucket_bytes=bucket_bytes, replica=-1 - replica if of_rows else replica)
+        for replica, one in enumerate(collectives)
+    ]

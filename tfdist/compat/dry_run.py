@@ -18,21 +18,21 @@ _OF_CHANCE = ("Random", "Multinomial", "TruncatedNormal", "CudnnRNN")
 
 def operations(function: Any) -> set[str]:
     """Return the types of all operations of a concrete function and of the functions that it calls."""
-    return {node.op for node in _nodes(function.graph)}
+    return {node.op for node in nodes(function.graph)}
 
 
 def seeded_draws(graph: Any) -> set[str]:
     """Return the types of a graph's operations that draw random numbers from a seed and a state of their kernels."""
     return {
         node.op
-        for node in _nodes(graph)
+        for node in nodes(graph)
         if draws({node.op})
         and not node.op.startswith("Stateless")
         and any(key in node.attr and node.attr[key].i for key in ("seed", "seed2"))
     }
 
 
-def _nodes(graph: Any) -> list[Any]:
+def nodes(graph: Any) -> list[Any]:
     found = graph.as_graph_def()
     return [*found.node, *(node for inner in found.library.function for node in inner.node_def)]
 

@@ -78,7 +78,6 @@ def after_shuffle(states: dict[str, NDArray[Any]], count: int) -> dict[str, NDAr
 
 
 def restore(states: dict[str, NDArray[Any]]) -> None:
-    """Restore the states that `capture` returned."""
     if _PYTHON in states:
         random.setstate(_from_words(states[_PYTHON]))
     if _NUMPY in states:

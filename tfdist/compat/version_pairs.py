@@ -61,7 +61,7 @@ def judge(tensorflow: str, keras: str) -> Judgement:
     if not (_contains(TENSORFLOW, tensorflow) and _contains(KERAS, keras)):
         text = f"{pair} is out of range: tfdist needs TensorFlow {TENSORFLOW} and Keras {KERAS}"
         return Judgement(pair, Standing.OUT_OF_RANGE, text)
-    if _public(pair) in TESTED:
+    if Pair(Version(tensorflow).public, Version(keras).public) in TESTED:
         return Judgement(pair, Standing.TESTED, f"{pair} was tested ({_PAGE})")
     return Judgement(pair, Standing.UNTESTED, f"{pair} is in range but was not tested; tested: {_tested()} ({_PAGE})")
 
@@ -71,10 +71,6 @@ def _tested() -> str:
     for pair in TESTED:
         by_keras.setdefault(pair.keras, []).append(pair.tensorflow)
     return "; ".join(f"TensorFlow {', '.join(known)} with Keras {keras}" for keras, known in by_keras.items())
-
-
-def _public(pair: Pair) -> Pair:
-    return Pair(Version(pair.tensorflow).public, Version(pair.keras).public)
 
 
 def _contains(specifier: str, version: str) -> bool:

@@ -113,7 +113,8 @@ def from_environment(
 
 def _from_environment(environ: Mapping[str, str], loss_reduction: str, layout_map: Any) -> tf.distribute.Strategy:
     cluster = clusters.from_environment(environ)
-    name = STRATEGY.read(environ) or _implied_by(cluster, is_split=_is_split())
+    is_split = isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
+    name = STRATEGY.read(environ) or _implied_by(cluster, is_split=is_split)
     entry = strategy_table.get(name)
     synchronization = SYNCHRONIZATION.read(environ)
     if synchronization and not entry.may_meet_seldom:
@@ -264,10 +265,7 @@ def from_distribution(
             received=None,
         )
     if isinstance(distribution, keras.distribution.ModelParallel):
-        return ModelParallelStrategy(
-            **_options_of(distribution, clusters.from_environment()),
-            **options,
-        )
+        return ModelParallelStrategy(**_options_of(distribution, clusters.from_environment()), **options)
     if not isinstance(distribution, keras.distribution.DataParallel):
         raise ConfigTypeError(
             f"distribution is {validation.shown(distribution)} ({type(distribution).__name__}); it must be one, "
@@ -290,10 +288,6 @@ def from_distribution(
             "Use tfdist.strategies.from_environment()."
         )
     return MirroredStrategy(devices=[str(device) for device in mesh.devices], **options)
-
-
-def _is_split() -> bool:
-    return isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
 
 
 def _options_of_model_parallel(

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdist.collectives.backends import replica_collectives
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.validation import counted
@@ -103,14 +102,3 @@ def native_collectives(backend: str, devices: Sequence[str]) -> list[Collective]
         if backend == "native":
             raise
         return []
-
-
-def traced(collectives: Sequence[Collective], bucket_bytes: int, *, of_rows: bool = False) -> list[TracedCollective]:
-    """Return the collectives by which a step reduces, one for each replica of this process.
-
-    Collectives for rows of tables have keys of their own, because a replica may use the ordinary ones more often.
-    """
-    return [
-        TracedCollective(one, bucket_bytes=bucket_bytes, replica=-1 - replica if of_rows else replica)
-        for replica, one in enumerate(collectives)
-    ]

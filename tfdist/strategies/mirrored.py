@@ -9,6 +9,7 @@ from tfdist import validation, variables
 from tfdist.cluster.strategy_table import COLLECTIVES, REPLICA_COLLECTIVES
 from tfdist.collectives import buckets
 from tfdist.collectives.backends.tensorflow_collective import of_replicas
+from tfdist.collectives.traced import traced_of
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
@@ -76,8 +77,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         native = local_replicas.native_collectives(backend, extended.worker_devices)
         extended.services = ReplicaServices(
             collectives=native or reached,
-            traced=local_replicas.traced(native, bucket_bytes),
-            rows=local_replicas.traced(reached, bucket_bytes, of_rows=True),
+            traced=traced_of(native, bucket_bytes),
+            rows=traced_of(reached, bucket_bytes, of_rows=True),
             bucket_bytes=bucket_bytes,
         )
         tf.distribute.Strategy.__init__(self, extended)

@@ -15,7 +15,7 @@ from tfdist.collectives import buckets, collective_backends
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.backends.tensorflow_collective import of_replicas, of_workers
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.traced import TracedCollective, relative_paths
+from tfdist.collectives.traced import TracedCollective, relative_paths, traced_of
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import coordination_service
@@ -160,9 +160,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 tensorflows, backend, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
             )
         self._workers = Workers(
-            workers,
-            timeout_seconds=timeout_seconds,
-            notes=coordination_service if several else None,
+            workers, timeout_seconds=timeout_seconds, notes=coordination_service if several else None
         )
         if several:
             own = [] if workers is tensorflows else collective_backends.of_replicas(workers, extended.worker_devices)
@@ -172,17 +170,17 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         with self._workers.waiting("the measurement of bucket_bytes"):
             chosen = buckets.chosen_bytes(bucket_bytes, workers)
         reduces = bool(own) or (several and _is_one_cpu(extended.worker_devices))
-        traced = local_replicas.traced(reached, chosen) if reduces else []
+        traced = traced_of(reached, chosen) if reduces else []
         services = ReplicaServices(
             collectives=reached,
             traced=traced,
-            rows=() if reduces else local_replicas.traced(reached, chosen, of_rows=True),
+            rows=() if reduces else traced_of(reached, chosen, of_rows=True),
             bucket_bytes=chosen,
             after_trace=agreement.Signatures(self._workers).require_alike if reduces and several else lambda: None,
             compare_variable=functools.partial(agreement.require_alike_variable, self._workers),
         )
         if shard_optimizer is not None:
-            (one,) = traced or local_replicas.traced([self._workers.collective], chosen)
+            (one,) = traced or traced_of([self._workers.collective], chosen)
             services = self._sharded(shard_optimizer, services, one)
         extended.services = services = local_steps.guarded(schedule, services)
         self.apart = local_steps.apart(schedule, services, self._workers, of_replicas, extended.worker_devices)
@@ -268,13 +266,9 @@ def _is_one_cpu(devices: Sequence[str]) -> bool:
 
 def _require_devices(replicas: int) -> None:
     """Raise unless this process has a device for each replica; starts no device."""
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    if gpus:
-        present, kind = gpus, "GPU"
-    else:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        present, kind = len(tf.config.get_logical_device_configuration(cpu) or [cpu]), "CPU"
+    present = local_replicas.devices_to_come()
     if replicas > present:
+        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         raise ConfigError(
             f"replicas_per_worker is {replicas}; this process has {validation.counted(present, f'{kind} device')}. "
             "Ask for fewer, or split the CPU before TensorFlow starts: "
@@ -295,8 +289,5 @@ def _resolver(cluster: "clusters.Cluster") -> tf.distribute.cluster_resolver.Clu
             f"among {', '.join(present)}; a process belongs to one cluster. Use another process."
         )
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": addresses}),
-        task_type="worker",
-        task_id=cluster.worker_index,
-        rpc_layer="grpc",
+        tf.train.ClusterSpec({"worker": addresses}), task_type="worker", task_id=cluster.worker_index, rpc_layer="grpc"
     )

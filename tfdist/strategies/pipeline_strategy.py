@@ -254,49 +254,12 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         return found
 
     def before_build(self, model: Any) -> None:
-        """Assign each weight of a model to the stages that use it, before the optimizer makes the weight's slots."""
-        if graphs.graph_of(model) is not None or has_named(model):  # its layers have been called
-            self._settle(model)
+        """Assign each weight of a model to the stages that use it, before the optimizer makes the weight's slots.
 
-    def ready(self, model: Any) -> None:
-        """Check that a model can be computed in stages, and assign each weight to its stages.
-
-        Raises:
-            UnsupportedError: the model cannot be computed in stages.
+        Then all weights are made, in the order of the model.
         """
-        self._require_possible(model)
-        if self._copies > 1:
-            every = keras_trainer.layers(model)
-            sequence_parallel.adapt(every, sequence_parallel.Placing(self._layouts.outputs, lambda axis, label: None))
-            if all(layer.built for layer in every):
-                self._layouts.require_all_matched()
-                self._log_proposal(model)
-        if graphs.graph_of(model) is not None or has_named(model):  # its layers have been called
-            self._settle(model)
-
-    _goes_ahead = False  # the first stage takes the inputs, the last one the labels
-
-    def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
-        """Return the step of a stage.
-
-        Args:
-            model: the model.
-            kind: "train", "test" or "predict".
-            unseeded: Keras' generator for random numbers without a seed.
-        """
-        if kind == "train" and model.optimizer is not None and not model.optimizer.built:
-            with self.scope():  # all processes must make slots in one order, which a step cannot ensure
-                keras_optimizer.build(model.optimizer, model.trainable_weights)
-        division, reduction = self.division_of(model), self.loss_reduction
-        made = StageStep(
-            model, division, self._pipe, unseeded, loss_reduction=reduction, shares=lambda: self.share.shares
-        )
-        step: Callable[[Any, int], Any] = getattr(made, kind)
-        return step
-
-    def _settle(self, model: Any) -> None:
-        """Assign each weight to its stages, and then make all weights in the order of the model."""
-        if not self.cuts_weights:
+        were_called = graphs.graph_of(model) is not None or has_named(model)  # its layers
+        if not (were_called and self.cuts_weights):
             return
         holders = self.division_of(model).holders(self._mesh.size_of(PIPELINE))
         weights = list(model.weights)
@@ -317,6 +280,41 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                 keras_variables.value_of(weight).former = None
                 for optimizer in keras_trainer.optimizers(model):
                     keras_optimizer.moved(optimizer, weight, former)
+
+    def ready(self, model: Any) -> None:
+        """Check that a model can be computed in stages, and assign each weight to its stages.
+
+        Raises:
+            UnsupportedError: the model cannot be computed in stages.
+        """
+        self._require_possible(model)
+        if self._copies > 1:
+            every = keras_trainer.layers(model)
+            sequence_parallel.adapt(every, sequence_parallel.Placing(self._layouts.outputs, lambda axis, label: None))
+            if all(layer.built for layer in every):
+                self._layouts.require_all_matched()
+                self._log_proposal(model)
+        self.before_build(model)
+
+    _goes_ahead = False  # the first stage takes the inputs, the last one the labels
+
+    def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
+        """Return the step of a stage.
+
+        Args:
+            model: the model.
+            kind: "train", "test" or "predict".
+            unseeded: Keras' generator for random numbers without a seed.
+        """
+        if kind == "train" and model.optimizer is not None and not model.optimizer.built:
+            with self.scope():  # all processes must make slots in one order, which a step cannot ensure
+                keras_optimizer.build(model.optimizer, model.trainable_weights)
+        division, reduction = self.division_of(model), self.loss_reduction
+        made = StageStep(
+            model, division, self._pipe, unseeded, loss_reduction=reduction, shares=lambda: self.share.shares
+        )
+        step: Callable[[Any, int], Any] = getattr(made, kind)
+        return step
 
     def _require_possible(self, model: Any) -> None:
         own = keras_trainer.has_own_step(model)

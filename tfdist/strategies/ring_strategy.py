@@ -9,7 +9,7 @@ from tfdist import validation
 from tfdist.collectives import buckets
 from tfdist.collectives.backends import horovod_job
 from tfdist.collectives.backends.tensorflow_collective import of_replicas
-from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.traced import TracedCollective, traced_of
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -127,7 +127,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
                 schedule,
                 ReplicaServices(
                     collectives=near,
-                    rows=local_replicas.traced(near, chosen, of_rows=True),
+                    rows=traced_of(near, chosen, of_rows=True),
                     bucket_bytes=chosen,
                     after_trace=agreement.Signatures(self._workers).require_alike,
                 ),
@@ -154,17 +154,11 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
 def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:
     """Return this worker's devices; if it sees the GPUs of all workers on its host, only those with its number."""
     count = 1 if replicas is None else validation.integer("replicas_per_worker", replicas, minimum=1)
-    gpus = tf_strategies.local_devices(("GPU",))
-    present = gpus or tf_strategies.local_devices(("CPU",))
     # Launchers may hide the other workers' GPUs, or show all of a host's to each.
-    first = cluster.local_index * count if len(gpus) >= cluster.local_workers * count else 0
-    if first + count > len(present):
-        raise ConfigError(
-            f"replicas_per_worker is {count}; this process has {validation.counted(len(present), 'device')}: "
-            f"{', '.join(present)}. Ask for fewer, or split the CPU before TensorFlow starts: "
-            f"tfdist.strategies.use_logical_cpus({count})."
-        )
-    return present[first : first + count]
+    shows_all = len(tf_strategies.local_devices(("GPU",))) >= cluster.local_workers * count
+    first = cluster.local_index * count if shows_all else 0
+    needs, name = f"replicas_per_worker is {count}", "replicas_per_worker"
+    return local_replicas.first_devices(first + count, needs=needs, name=name)[first:]
 
 
 def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster") -> tuple[int, ...]:

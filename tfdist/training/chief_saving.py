@@ -29,9 +29,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 def adopt(
-    model: keras.Model,
-    workers: Workers,
-    gathering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    model: keras.Model, workers: Workers, gathering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 ) -> None:
     """Let this model's `save`, `save_weights` and `export` write on the chief alone."""
     if workers.count == 1:

@@ -51,7 +51,7 @@ class Layout:
     def part_signature(self, *, relaxed: bool) -> list[tf.TypeSpec]:
         """Return the specs of one replica's data, without its number of examples."""
         _, data = self.spec[0]
-        return [_of_any_rows(spec) for spec in _specs(data)] if relaxed else _specs(data)
+        return [of_any_rows(spec) for spec in _specs(data)] if relaxed else _specs(data)
 
     def part(self, tensors: Sequence[Any]) -> Any:
         """Return one replica's data, given tensors in the order of `part_signature`."""
@@ -82,7 +82,7 @@ def flat(slices: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None)
 
 
-def _of_any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
+def of_any_rows(spec: Any) -> Any:
     if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
     return spec

@@ -6,7 +6,6 @@ own. A step then takes one part in (number of workers) of each worker's batch, a
 examples until the last one is done. From a dataset of `tfdist.data.read`, a worker reads only its own rows.
 """
 
-import enum
 import functools
 import logging
 import weakref
@@ -92,15 +91,11 @@ class CountedDataset(Protocol):
         """
 
 
-class Source(enum.Enum):
-    """The dataset that a worker reads."""
-
-    SHARED = "shared"  # the same dataset on every worker
-    OWN = "own"  # a dataset of its own
-
-
 class Input:
-    """A dataset, distributed for one call of `fit`, `evaluate` or `predict`; iterate to get an epoch's batches."""
+    """A dataset, distributed for one call of `fit`, `evaluate` or `predict`; iterate to get an epoch's batches.
+
+    ``is_own`` tells whether each worker reads data of its own.
+    """
 
     def __init__(
         self,
@@ -137,7 +132,7 @@ class Input:
                 name="shares",
                 received=share.shares.weights,
             )
-        self.source = Source.OWN if own else Source.SHARED
+        self.is_own = own
         if whole and own:
             raise _no_whole_inputs(policy, whole)
         if own and policy == _Policy.FILE:
@@ -170,7 +165,7 @@ class Input:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
             moves = moves and not own
             self._edges = Edges(share.shares) if moves else None
-            elements, self.layout = _slices(dataset, self.source, share, workers, whole, self._edges)
+            elements, self.layout = _slices(dataset, own, share, workers, whole, self._edges)
         elements = elements if tee is None else tee(elements, self)
         elements = elements.prefetch(_READ_AHEAD)
         self._dataset = elements if self._edges is None else tf_data.not_before_asked(elements)
@@ -212,7 +207,7 @@ class Input:
     def has_one_graph(self) -> bool:
         """Whether graphs take nearly all batches, and Python can make iterators for the others."""
         is_known = self.batches is not None or self._endless
-        is_taken = self.workers.count == 1 or (self.source is Source.SHARED and is_known)
+        is_taken = self.workers.count == 1 or (not self.is_own and is_known)
         return is_taken and (self._ahead is None or self._division is None)
 
     @property
@@ -252,9 +247,9 @@ class Input:
     def _walk(self) -> Alone | SharedData | OwnData:
         if self.workers.count == 1:
             return Alone()
-        if self.source is Source.SHARED:
-            return SharedData(self.workers, self.batches, endless=self._endless, shares=lambda: self.share.shares)
-        return OwnData(self.workers, self.layout)
+        if self.is_own:
+            return OwnData(self.workers, self.layout)
+        return SharedData(self.workers, self.batches, endless=self._endless, shares=lambda: self.share.shares)
 
     @property
     def _epoch(self) -> Epoch | None:
@@ -373,12 +368,7 @@ def _own_batches(batches: int | None, workers: Workers) -> int | None:
 
 
 def _slices(
-    dataset: tf.data.Dataset,
-    source: Source,
-    share: Share,
-    workers: Workers,
-    whole: Sequence[str],
-    edges: Edges | None,
+    dataset: tf.data.Dataset, is_own: bool, share: Share, workers: Workers, whole: Sequence[str], edges: Edges | None
 ) -> tuple[tf.data.Dataset, Layout]:
     def read(data: Any) -> Any:
         return batch_rows.with_whole(tf_data.none_for_optionals(data), whole)
@@ -410,7 +400,7 @@ def _slices(
             elements = elements.concatenate(tf.data.Dataset.from_tensors(element))
         return elements
 
-    if source is Source.OWN:
+    if is_own:
         return _mapped(dataset.enumerate().flat_map(_as_it_is(own)), lambda element: element)
     at_once = tf.data.AUTOTUNE if edges is None else _CUT_AT_ONCE
     options = {"num_parallel_calls": at_once, "deterministic": True}

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.traced import TracedCollective, traced_of
 from tfdist.collectives.workers.agreement import require_alike_text
 from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
 from tfdist.compat import planted
@@ -93,16 +93,13 @@ def apart(
         return None
     island = meetings.island_of(schedule, workers, len(devices))
     near = collectives(devices) if island is None else [island]
-    traced = [
-        TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
-    ]
+    traced = traced_of(near, services.bucket_bytes)
     meeting = meetings.island_of(schedule, workers, len(devices))  # not the one of the steps, which continue meanwhile
     found = None if meeting is None else meetings.by_heads(workers, meeting, services.bucket_bytes)
     return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True), found)
 
 
 def of(model: keras.Model) -> "LocalSteps | None":
-    """Return the local steps of a model, if its strategy has a `synchronization`."""
     found: LocalSteps | None = planted.of_model(model).local_steps
     return found
 
@@ -133,7 +130,6 @@ def left(model: keras.Model, wanted: int, *, training: bool) -> int:
 def stepping(
     model: keras.Model, forget: Callable[[], None], rules: Rules, *, training: bool
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-    """Return the context of steps of a model; see `LocalSteps.stepping`."""
     local = of(model) if training else None
     return contextlib.nullcontext(lambda steps: None) if local is None else local.stepping(forget, rules)
 
@@ -245,7 +241,10 @@ class LocalSteps:
         self._require_alike()
         if self._workers.is_chief and "local steps" not in planted.of_model(self._model).said:
             planted.of_model(self._model).said.add("local steps")
-            step_clock().warn(self._warning_text())
+            step_clock().warn(
+                f"workers train by themselves and meet as {self._asked!r} says, so the numbers are not those of one "
+                "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."
+            )
         self._meet_as_compiled()
         self.ends()
         self._wants_stop = False
@@ -265,12 +264,6 @@ class LocalSteps:
         self._own, self._made_equal_at = None, self._step
         if self._interval is not None:
             self._interval.measures(self._meeting)
-
-    def _warning_text(self) -> str:
-        return (
-            f"workers train by themselves and meet as {self._asked!r} says, so the numbers are not those of one "
-            "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."
-        )
 
     def _require_alike(self) -> None:
         """Raise if workers would be at different meetings, and so mix them up or wait for each other."""
@@ -430,7 +423,6 @@ class LocalSteps:
             self._swap(own)
 
     def settle(self) -> None:
-        """Wait for exchanges under way."""
         with self._workers.waiting("a meeting of workers"):
             self._meeting.settle()
 

@@ -372,10 +372,7 @@ class _Replicated:
         """Return the graph of several steps on this layout; it traces the step inside."""
         if layout.key not in self._executions:
             self._executions[layout.key] = Execution(
-                self._of(layout).get_concrete_function(),
-                self._keeps(),
-                renew=self._renew,
-                on_trace=self._note_tracing,
+                self._of(layout).get_concrete_function(), self._keeps(), renew=self._renew, on_trace=self._note_tracing
             )
         return self._executions[layout.key]
 
@@ -445,7 +442,6 @@ class _OfSize(_Replicated):
     runs_several = False
 
     def __call__(self, element: Any, *, whole: bool) -> Any:
-        """Run one step on a `Batch`, or on a whole batch of tensors or arrays."""
         step_clock().enter(Phase.EXECUTE)
         with self.workers.waiting("a step"):
             if isinstance(element, Batch):

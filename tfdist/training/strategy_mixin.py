@@ -24,7 +24,7 @@ from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import call_ends, local_steps, replicated_model, worker_callbacks
 from tfdist.training.checks import row_mixing, untested
-from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
+from tfdist.training.global_batches import Input, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
 from tfdist.variables import DEVICE_PREFETCH, JOB_ID, SHARES
 
@@ -205,7 +205,7 @@ class KerasTraining:
             self._moving = weakref.WeakSet() if self._moving is None else self._moving
             self._moving.add(distributed)
         call_ends.at_end(caller, distributed.end)
-        if distributed.source is Source.OWN:
+        if distributed.is_own:
             keras_trainer.set_batches(epoch_iterator, distributed.batches)
         return distributed
 

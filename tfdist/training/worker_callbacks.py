@@ -15,8 +15,8 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.training import callback_analysis, local_steps, loss_scale
 from tfdist.training.balance import balance_shares
 
-# Callbacks that write files or to the screen. The chief restores a backup, too, and sends the state to the others.
-_CHIEF_ONLY = (
+#: callbacks that write files or to the screen; the chief restores a backup, too, and sends the state to the others
+CHIEF_ONLY = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
@@ -55,7 +55,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
                 callback_fields.let_share_folder(callback)
     if not workers.is_chief:  # what all have parts of all save together
         together = (*(_SAVE_MODELS if is_cut else ()), *(sharded_slots.SAVE_SLOTS if is_sharded else ()))
-        alone = tuple(kind for kind in _CHIEF_ONLY if kind not in together)
+        alone = tuple(kind for kind in CHIEF_ONLY if kind not in together)
         running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, alone)]
     if training:
         agree = _Agree(workers, running.callbacks, is_sharded=is_sharded)

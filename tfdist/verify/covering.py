@@ -48,7 +48,6 @@ def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()
 
 
 def pairs(factors: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
-    """Return all pairs of values of different factors."""
     return [
         ((one, a), (other, b))
         for one, other in itertools.combinations(factors, 2)

@@ -36,7 +36,6 @@ def classification(rows: int, *, classes: int = CLASSES) -> tuple[np.ndarray, np
 
 
 def in_batches(*arrays: Any, size: int = BATCH) -> Iterator[Any]:
-    """Yield batches of the arrays' rows."""
     for begin in range(0, len(arrays[0]), size):
         yield tuple(array[begin : begin + size] for array in arrays)
 

@@ -15,8 +15,8 @@ import tfdist.optimizers
 import tfdist.training
 from tfdist.verify import covering
 from tfdist.verify.covering import Excluded
-from tfdist.verify.feature import Context, Feature, Outcome, feature, keras, registered, tf
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, history, in_batches, logs, prefixed, regression, state
+from tfdist.verify.feature import Context, Feature, Outcome, keras, registered, tf
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, history, in_batches, logs, prefixed, regression, row, state
 
 _LENGTH, _WORDS, _WIDTH = 6, 9, 4
 
@@ -401,14 +401,10 @@ def _trained(ctx: Context, row: Row) -> Outcome:
     return {**_LOOPS[row["loop"]](model, data), **state(ctx, model)}
 
 
-def _feature(row: Row) -> Feature:
-    def train(ctx: Context) -> Outcome:
-        return _trained(ctx, row)
-
-    train.__name__ = "-".join(row.values())
-    train.__doc__ = ", ".join(f"{factor} {value}" for factor, value in row.items())
-    feature()(train)
-    return registered(train.__name__)
+def _feature(choices: Row) -> Feature:
+    name = "-".join(choices.values())
+    row(name, ", ".join(f"{factor} {value}" for factor, value in choices.items()), lambda ctx: _trained(ctx, choices))
+    return registered(name)
 
 
 ROWS: tuple[Row, ...] = tuple(covering.rows(FACTORS, EXCLUDED))

@@ -79,16 +79,16 @@ def _native(groups: Sequence[Sequence[int]], host: str | None) -> _Made:
 @functools.cache
 def _replicas(count: int) -> Any:
     import tfdist.strategies
-    from tfdist.collectives.backends.replica_collectives import Replicas
+    from tfdist.collectives.backends.replica_collectives import of_replicas
 
     tfdist.strategies.use_logical_cpus(count)
-    return Replicas([f"/device:CPU:{rank}" for rank in range(count)])
+    return of_replicas([f"/device:CPU:{rank}" for rank in range(count)])
 
 
 def native_in_one_process(groups: Sequence[Sequence[int]], rank: int, count: int) -> _Made:
     with _making:  # one for all threads
-        replicas = _replicas(count)
-    return replicas.collective(rank), [replicas.collective(rank, group) for group in groups]
+        own = _replicas(count)[rank]
+    return own, [own.among(group) for group in groups]
 
 
 def _with_a_stranger(exchange: Any, members: int) -> Any:

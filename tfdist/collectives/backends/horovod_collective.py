@@ -53,7 +53,6 @@ class HorovodCollective:
     # would leave it out, and the others would wait. So each has a side effect.
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Reduce the tensors of each dtype as one group."""
         collective.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         carried = [self._carried(tensor, op) for tensor in tensors]

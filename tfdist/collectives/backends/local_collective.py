@@ -18,7 +18,6 @@ class LocalCollective:
     sends_directly = False
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "LocalCollective | None":
-        """Return itself, if it is among the members; see `Collective.among`."""
         return self if self.rank in members else None
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
@@ -51,7 +50,6 @@ class LocalCollective:
         collective.require_other("source", source, self)
 
     def waits_for(self) -> str:
-        """Return an empty text: there is no other member."""
         return ""
 
     def abort(self, reason: str) -> None:

@@ -94,7 +94,6 @@ class NativeCollective:
         return NativeCollective(self._number, **{**kept, **others})
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Reduce the tensors of each dtype as one operation."""
         base.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]
@@ -370,7 +369,6 @@ def of_workers(
     device: str,
     exchange: Exchange | None = None,
     address: str = "127.0.0.1",
-    host: str | None = None,
     timeout_seconds: float = 0.0,
 ) -> NativeCollective:
     """Return the collective of members that another backend has connected; the secret is the key of `tfdist run`."""
@@ -378,7 +376,6 @@ def of_workers(
         rank=carrier.rank,
         exchange=exchange_over(carrier) if exchange is None else exchange,
         address=address,
-        host=host,
         timeout_seconds=timeout_seconds,
         device=device,
         beside=carrier,

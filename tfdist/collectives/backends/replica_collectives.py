@@ -15,8 +15,8 @@ from tfdist.native import engine as native
 _between = itertools.count()
 
 
-class Replicas:
-    """The replicas of this process, whose tensors are reduced straight into all results, without a copy.
+def of_replicas(devices: Sequence[str]) -> list[NativeCollective]:
+    """Return the collectives of the replicas of this process, in their order: tensors go straight into all results.
 
     The last replica at an operation carries it out for all, in the order of replicas, together with helper threads.
     There is one helper thread less than processors, for all strategies together. No thread waits. An operation of a
@@ -24,39 +24,24 @@ class Replicas:
 
     Costs, for S bytes on n replicas: `all_reduce` reads and writes n S in all, `all_gather` writes n times all rows.
     """
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        try:
-            library = native.engines()
-        except (TfdistError, OSError) as error:
-            raise UnsupportedError(
-                f"the native collectives need a C++ compiler ({error}). Fix that, or choose another engine, such as "
-                "TensorFlow's."
-            ) from error
-        self._devices = list(devices)
-        self._numbers = library.replicas(len(self._devices))
-
-    def collective(self, rank: int, members: Sequence[int] | None = None) -> NativeCollective | None:
-        """Return a replica's collective, of some replicas or of all; None if it is not one of them."""
-        group = list(range(len(self._devices))) if members is None else list(members)
-        base.require_rank("rank", rank, len(self._devices))
-        if rank not in group:
-            return None
-        return NativeCollective(
-            self._numbers[rank],
-            members=group,
-            rank=group.index(rank),
-            hosts=[0] * len(group),
-            device=self._devices[rank],
-            order=_order(self._numbers[rank], self._devices[rank]),
+    try:
+        library = native.engines()
+    except (TfdistError, OSError) as error:
+        raise UnsupportedError(
+            f"the native collectives need a C++ compiler ({error}). Fix that, or choose another engine, such as "
+            "TensorFlow's."
+        ) from error
+    return [
+        NativeCollective(
+            number,
+            members=range(len(devices)),
+            rank=rank,
+            hosts=[0] * len(devices),
+            device=device,
+            order=_order(number, device),
         )
-
-
-def of_replicas(devices: Sequence[str]) -> list[NativeCollective]:
-    """Return the collectives of the replicas of this process, in the replicas' order."""
-    replicas = Replicas(devices)
-    found = [replicas.collective(rank) for rank in range(len(devices))]
-    return [one for one in found if one is not None]
+        for rank, (number, device) in enumerate(zip(library.replicas(len(devices)), devices, strict=True))
+    ]
 
 
 def in_order(collective: NativeCollective, lane: str = "") -> NativeCollective:
@@ -95,7 +80,6 @@ class TwoLevelCollective:
         self._leads = local.rank == 0
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> Collective | None:
-        """Return the collective of some of the members; see `Collective.among`."""
         if self.rank not in members:
             return None
         near = [rank % self._local.size for rank in members if rank // self._local.size == self._index]

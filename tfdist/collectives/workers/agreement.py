@@ -81,7 +81,6 @@ def require_alike_text(workers: Workers, text: str, *, name: str, what: str, rem
 
 
 def _texts(workers: Workers, mine: str) -> list[str]:
-    """Return the texts of all workers."""
     text = mine.encode()
     lengths = workers.gather([len(text)])[:, 0]
     table = workers.gather(list(text.ljust(int(lengths.max()), b"\0")))

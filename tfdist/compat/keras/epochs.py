@@ -81,7 +81,7 @@ def running_fit(model: keras.Model) -> Fit | None:
         if frame.f_code.co_name == "fit" and names.get("self") is model and "epoch_iterator" in names:
             found = names.get("callbacks")
             if not isinstance(found, keras.callbacks.CallbackList):
-                found = _list_being_made()
+                found = keras_frames.innermost(keras.callbacks.CallbackList, _FRAMES)  # whose `__init__` is running
             return Fit(found, names["epochs"], names["initial_epoch"], names.get("val_x"), names["epoch_iterator"])
         if frame.f_code is code and (_FIT_NAMES - set(code.co_varnames + code.co_cellvars)):
             method = f"{type(model).__name__}.fit"
@@ -96,15 +96,6 @@ def is_in_fit(frame: FrameType | None, model: keras.Model | None) -> bool:
     )
 
 
-def _list_being_made() -> Any:
-    """Return the list of callbacks whose `__init__` is telling them of their model."""
-    for frame in keras_frames.frames(2, _FRAMES):
-        candidate = frame.f_locals.get("self")
-        if isinstance(candidate, keras.callbacks.CallbackList):
-            return candidate
-    return None
-
-
 def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -> None:
     """Let the next epoch begin after its first ``step`` steps, to which its data have been moved."""
     iterator = fit.epoch_iterator
@@ -114,11 +105,9 @@ def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -
 
 def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
     """Run the steps of the `fit`, `evaluate` or `predict` that is looking at a dataset, if one is, inside a block."""
-    for frame in keras_frames.frames(2, _FRAMES):
-        iterator = frame.f_locals.get("self")
-        if isinstance(iterator, TFEpochIterator):
-            vars(iterator)["catch_stop_iteration"] = functools.partial(_catching, iterator, block)
-            return
+    iterator = keras_frames.innermost(TFEpochIterator, _FRAMES)
+    if iterator is not None:
+        vars(iterator)["catch_stop_iteration"] = functools.partial(_catching, iterator, block)
 
 
 @contextlib.contextmanager

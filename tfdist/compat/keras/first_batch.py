@@ -15,8 +15,6 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
-__all__ = ["batches_of_fit", "call_instead_of_fit", "replace_fit"]
-
 _TAKEN = ("x", "y", "batch_size", "steps_per_epoch", "class_weight", "sample_weight")
 
 

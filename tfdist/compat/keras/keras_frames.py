@@ -11,7 +11,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -21,13 +21,15 @@ from tfdist.errors import UnsupportedError
 
 #: Keras 3, and Keras 2 as a package of its own
 _PACKAGES = ("keras", "tf_keras")
+_T = TypeVar("_T")
 
 
 def calling_keras_function(callee: Any) -> str | None:
     """Return the Keras function that called a method of this object, if any; frames of TensorFlow are skipped."""
     for frame in frames():
         package = _package(frame)
-        if package == "tensorflow" or (frame.f_code.co_varnames and _first_argument(frame) is callee):
+        names = frame.f_code.co_varnames
+        if package == "tensorflow" or (names and frame.f_locals.get(names[0]) is callee):
             continue
         return f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}" if package in _PACKAGES else None
     return None
@@ -61,6 +63,14 @@ def frames(skip: int = 1, count: int | None = None) -> Iterator[FrameType]:
     yield from itertools.islice(outwards(sys._getframe(1 + skip)), count)
 
 
+def innermost(kind: type[_T], count: int) -> _T | None:
+    """Return the innermost object of a kind that is calling; of compat's functions two are in between."""
+    for frame in frames(3, count):
+        if isinstance(found := frame.f_locals.get("self"), kind):
+            return found
+    return None
+
+
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
@@ -69,7 +79,3 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def _first_argument(frame: FrameType) -> Any:
-    return frame.f_locals.get(frame.f_code.co_varnames[0])

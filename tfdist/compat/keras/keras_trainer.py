@@ -61,11 +61,7 @@ def calling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
 
 def calling_trainer() -> keras.Model | None:
     """Return the innermost Keras model that is calling, whatever strategy it was created under."""
-    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
-        candidate = frame.f_locals.get("self")
-        if isinstance(candidate, TensorFlowTrainer):
-            return candidate
-    return None
+    return keras_frames.innermost(TensorFlowTrainer, _FRAMES_TO_SEARCH)
 
 
 def lost_hooks() -> list[str]:
@@ -298,11 +294,7 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
 
 def calling_epoch_iterator() -> TFEpochIterator | None:
     """Return the epoch iterator that is being made and has asked the strategy to distribute its dataset."""
-    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
-        candidate = frame.f_locals.get("self")
-        if isinstance(candidate, TFEpochIterator):
-            return candidate
-    return None
+    return keras_frames.innermost(TFEpochIterator, _FRAMES_TO_SEARCH)
 
 
 def batches_of(epoch_iterator: TFEpochIterator) -> int | None:

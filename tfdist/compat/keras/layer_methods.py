@@ -17,7 +17,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras.loss import may_be_rows
@@ -281,8 +280,3 @@ def dropout_of_scores(layer: Any) -> tuple[keras.layers.Dropout, int]:
     given, scores = layer._dot_product_equation.split("->")
     heads = given.split(",")[0][-2]
     return layer._dropout_layer, scores.index(heads) - len(scores)
-
-
-def with_mask_of(tensor: Any, other: Any) -> Any:
-    set_keras_mask(tensor, get_keras_mask(other))
-    return tensor

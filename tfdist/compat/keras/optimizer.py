@@ -159,10 +159,7 @@ def own_clip(optimizer: Optimizer, gradients: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def looking_at_parts(
-    optimizer: Optimizer,
-    *,
-    clipped: Callable[[Any, list[Any], Any], list[Any]],
-    are_finite: Callable[[list[Any]], Any],
+    optimizer: Optimizer, *, clipped: Callable[[Any, list[Any], Any], list[Any]], are_finite: Callable[[list[Any]], Any]
 ) -> Iterator[None]:
     """Replace clipping and checks of an optimizer and those it wraps; skip variables without elements here."""
     every = list(chain(optimizer))

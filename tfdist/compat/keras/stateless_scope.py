@@ -91,7 +91,6 @@ class CapturedUpdates(Updates):
         return _watched(value) if variable.trainable else value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keep an assignment."""
         variable, value = update
         stand_in = self.stand_ins.get(id(variable))
         if stand_in is None and id(variable) in self._weights:
@@ -135,7 +134,6 @@ class FollowedUpdates(CapturedUpdates):
         self._follow = follow
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keep an assignment."""
         variable, value = update
         if id(variable) in self._followed:
             value = self._follow(variable, self.present_value(variable), value)

@@ -25,13 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact
-from tensorflow.python.distribute import (
-    device_util,
-    distribute_lib,
-    distribute_utils,
-    merge_call_interim,
-    values,
-)
+from tensorflow.python.distribute import device_util, distribute_lib, distribute_utils, merge_call_interim, values
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context, record

@@ -90,7 +90,6 @@ class PartitionedVariable(WholeVariable):
 
     @property
     def devices(self) -> list[str]:
-        """The device of each part."""
         return [part.device for part in self.parts]
 
     @property
@@ -105,17 +104,14 @@ class PartitionedVariable(WholeVariable):
 
     @property
     def name(self) -> str:
-        """The name of the variable."""
         return str(self.parts[0].name)
 
     @property
     def dtype(self) -> tf.DType:
-        """The dtype of every part."""
         return self.parts[0].dtype
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape of the whole."""
         return tf.TensorShape([self.boundaries[-1], *self.parts[0].shape[1:]])
 
     @property
@@ -128,16 +124,13 @@ class PartitionedVariable(WholeVariable):
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """The synchronization of every part."""
         return self.parts[0].synchronization
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """The aggregation of every part."""
         return self.parts[0].aggregation
 
     def read_value(self) -> tf.Tensor:
-        """Return the whole, as one tensor on the current device."""
         tape.variable_accessed(self)
         with record.stop_recording():
             whole = tf.concat([part.read_value() for part in self.parts], axis=0)

@@ -11,13 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import (
-    cross_device_ops,
-    cross_device_utils,
-    distribute_utils,
-    input_util,
-    values,
-)
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils, input_util, values
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfdist.compat.keras import keras_variables
@@ -45,8 +39,10 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         collective: Any,
         waiting: Callable[[str], AbstractContextManager[None]],
         services: ReplicaServices,
+        everybody: Any = None,
     ) -> None:
         self._collective = collective
+        self._everybody = collective if everybody is None else everybody
         self._waiting = waiting
         self.services = services
         super().__init__(container_strategy, devices=list(devices))
@@ -73,7 +69,6 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every process traces its own functions."""
         return True
 
     @property
@@ -83,7 +78,6 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
         return self._collective.rank == 0
 
     # Variables: every process starts from the value of the first process.
@@ -100,7 +94,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
             value = new_variables.first_value(kwargs["initial_value"], kwargs.get("dtype"))
             what = f"the initial value of {path} {value.dtype.name} {value.shape}"
             with tf.device(device), self._waiting(what):
-                return self._collective.broadcast(value, what)
+                return self._everybody.broadcast(value, what)
 
         return initial_value
 

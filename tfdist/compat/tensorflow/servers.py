@@ -41,7 +41,6 @@ def server(index: int) -> str:
 
 
 def worker(index: int, kind: str = "CPU") -> str:
-    """Return the device on which a worker computes."""
     return f"/job:worker/replica:0/task:{index}/device:{kind}:0"
 
 
@@ -84,7 +83,6 @@ _definitions: list[Any] = []
 
 
 def listens(address: str) -> bool:
-    """Return whether a server listens at "host:port"."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
         return True

@@ -45,7 +45,6 @@ def _counted(rows: tf.IndexedSlices, counts: list[int | None]) -> tf.IndexedSlic
 
 
 def together(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Concatenate parts into one gradient."""
     if len(parts) == 1:
         return parts[0]
     values = tf.concat([part.values for part in parts], axis=0)
@@ -53,7 +52,6 @@ def together(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def by_index(rows: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Add rows of the same index."""
     indices, places = tf.unique(rows.indices)
     values = tf.math.unsorted_segment_sum(rows.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, rows.dense_shape)

@@ -4,10 +4,17 @@ Private names, read in TensorFlow 2.21.0: `_should_act_as_resource_variable` and
 treats an object as a resource variable.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
+
+
+def let_operate(kind: type, operators: Iterable[str], read: Callable[[Any], tf.Tensor]) -> None:
+    """Let objects of a class take part in operations as the tensors that ``read`` returns for them."""
+    for name in operators:
+        setattr(kind, name, lambda self, *others, _name=name: getattr(read(self), _name)(*others))
 
 
 class WholeVariable:
@@ -25,11 +32,9 @@ class WholeVariable:
         raise NotImplementedError
 
     def value(self) -> tf.Tensor:
-        """Return the whole; see `read_value`."""
         return self.read_value()
 
     def numpy(self) -> Any:
-        """Return the whole as an array; see `read_value`."""
         return self.read_value().numpy()
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
@@ -41,13 +46,10 @@ class WholeVariable:
         return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Any, *_: Any, **__: Any) -> Self:
-        """Assign a value for the whole."""
         return self._changed("assign", value)
 
     def assign_add(self, value: Any, *_: Any, **__: Any) -> Self:
-        """Add a value for the whole."""
         return self._changed("assign_add", value)
 
     def assign_sub(self, value: Any, *_: Any, **__: Any) -> Self:
-        """Subtract a value for the whole."""
         return self._changed("assign_sub", value)

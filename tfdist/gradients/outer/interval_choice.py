@@ -30,11 +30,9 @@ class IntervalChoice:
         self._steps, self._seconds = 0, 0.0
 
     def make(self) -> None:
-        """Make the variables that backups remember."""
         self._every = keras.Variable(0, name="steps_between_meetings", dtype="int64", trainable=False)
 
     def measures(self, meeting: Meeting) -> None:
-        """Measure other meetings from now on."""
         self._meeting = meeting
 
     @property

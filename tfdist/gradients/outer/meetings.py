@@ -237,7 +237,6 @@ class Averaging(Meeting):
         self._averages_moments = schedule.average_moments
 
     def perform(self, event: Event) -> None:
-        """Take the means."""
         self._traced("meet", self._meet)
 
     def _meet(self) -> None:

@@ -24,7 +24,6 @@ class Springs(Meeting):
         self._center: list[keras.Variable] = []
 
     def make(self) -> None:
-        """Make the center equal to the weights."""
         weights = worker_weights.weights_of(self._model)
         self._center = [
             keras.Variable(value, name=f"center_{number}", dtype=one.dtype, trainable=False)
@@ -32,23 +31,18 @@ class Springs(Meeting):
         ]
 
     def begin(self) -> None:
-        """Make the center equal to the weights."""
         worker_weights.write(self._center, worker_weights.read(self._weights) if self._center else [])
 
     def memory(self) -> list[ShardedState]:
-        """Return the center."""
         return [ShardedState("the center of the workers' weights", self._center, rule="keep", axis="worker")]
 
     def perform(self, event: Event) -> None:
-        """Pull weights and center together."""
         self._traced("meet", self._meet)
 
     def known(self) -> list[tf.Tensor] | None:
-        """Return the center."""
         return worker_weights.read(self._center) or None
 
     def mean(self) -> list[tf.Tensor]:
-        """Return the center, and the mean of states."""
         states = worker_weights.states_of(self._model)
         means = self._traced("states", functools.partial(self._mean_of, states)) if states else []
         return [*worker_weights.read(self._center), *means]
@@ -85,16 +79,13 @@ class Neighbours(Meeting):
             self._weight = [keras.Variable(1.0, name="weight_passed_on", dtype=dtype, trainable=False)]
 
     def memory(self) -> list[ShardedState]:
-        """Return the weight that this worker has."""
         return [ShardedState("the weights that workers have passed on", self._weight, rule="sum", axis="worker")]
 
     def perform(self, event: Event) -> None:
-        """Mix with the neighbours of this meeting."""
         number = event.fragment % meeting_schedules.rounds(self._schedule, self._group.traced.size)
         self._traced(f"meet {number}", functools.partial(self._meet, number))
 
     def load(self) -> Load:
-        """Return the bytes that a worker sends to all neighbours of a meeting."""
         workers = self._group.traced.size
         table = meeting_schedules.mixing(self._schedule, workers, 0)
         neighbours = sum(bool(row[0]) for row in table[1:])

@@ -138,7 +138,6 @@ class OuterSteps(Meeting):
         self._landing: _Landing | None = None  # with a delay
 
     def make(self) -> None:
-        """Make the agreed values from the current weights."""
         weights = worker_weights.weights_of(self._model)
         sizes = [int(tf.TensorShape(one.shape).num_elements()) for one in weights]
         pieces = fragments.divided(sizes, self._schedule.fragments)
@@ -168,7 +167,6 @@ class OuterSteps(Meeting):
             self._landing.awaited.assign(0)
 
     def memory(self) -> list[ShardedState]:
-        """Return the agreed values, the outer optimizers, and the codec's memory."""
         own = [variable for one in self._fragments for variable in (one.agreed, *one.optimizer.variables)]
         landing = self._landing
         own += [] if landing is None else [landing.awaited, landing.mean, *landing.states]
@@ -182,7 +180,6 @@ class OuterSteps(Meeting):
         ]
 
     def perform(self, event: Event) -> None:
-        """Exchange a fragment, send it, or apply the one that has arrived."""
         one = self._fragments[event.fragment]
         if event.kind == "apply":
             self._land(one)
@@ -211,14 +208,12 @@ class OuterSteps(Meeting):
         landing.awaited.assign(0)
 
     def settle(self) -> None:
-        """Wait for the fragment that is under way."""
         flight, self._flight = self._flight, None
         if flight is not None:
             assert self._landing is not None
             self._landing.store(flight)
 
     def known(self) -> list[tf.Tensor] | None:
-        """Return the weights on which workers agreed last."""
         if not self._fragments:
             return None
         parts: dict[int, list[tf.Tensor]] = {}
@@ -257,14 +252,12 @@ class OuterSteps(Meeting):
         return one.number == self._schedule.fragments - 1
 
     def _values(self, pieces: list[fragments.Piece]) -> tf.Tensor:
-        """Return the current numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
         dtype = worker_weights.common_dtype(weights)
         parts = [worker_weights.read_part(weights[piece.variable], piece.begin, piece.end, dtype) for piece in pieces]
         return tf.concat(parts, axis=0)
 
     def _write(self, pieces: list[fragments.Piece], values: tf.Tensor) -> None:
-        """Assign the numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
         for piece, part in zip(pieces, _apart(pieces, values), strict=True):
             worker_weights.write_part(weights[piece.variable], piece.begin, part)
@@ -318,5 +311,4 @@ class OuterSteps(Meeting):
 
 
 def _apart(pieces: list[fragments.Piece], values: tf.Tensor) -> list[tf.Tensor]:
-    """Return the numbers of each piece of a fragment."""
     return tf.split(values, [piece.end - piece.begin for piece in pieces])

@@ -41,7 +41,6 @@ class Trial:
         return step < self._reduced
 
     def is_timed(self, step: int) -> bool:
-        """Return whether the step after ``step`` steps is timed."""
         return step >= self._warm
 
     def events(self, step: int) -> tuple[Event, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives.collective import with_rows
+from tfdist.collectives.collective import by_dtype, with_rows
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_contexts import ValueOptions
 
@@ -44,15 +44,14 @@ def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.
     replicas = tf_strategies.replicas_here()
     if replicas == 1:
         return [tensor[tf.newaxis] for tensor in tensors]
-    gathered: list[Any] = [None] * len(tensors)
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        flat = tf.concat([tf.reshape(tensors[index], [1, -1]) for index in mine], axis=1)
-        rows = tf.distribute.get_strategy().extended.all_gather_in_replica(flat, f"{label} {dtype.name}")
-        parts = tf.split(rows, [tf.size(tensors[index]) for index in mine], axis=1, num=len(mine))
-        for index, part in zip(mine, parts, strict=True):
-            gathered[index] = tf.reshape(part, with_rows([replicas], tensors[index][tf.newaxis]))
-    return gathered
+
+    def gathered(_: int, same: list[tf.Tensor]) -> list[tf.Tensor]:
+        flat = tf.concat([tf.reshape(tensor, [1, -1]) for tensor in same], axis=1)
+        rows = tf.distribute.get_strategy().extended.all_gather_in_replica(flat, f"{label} {flat.dtype.name}")
+        parts = tf.split(rows, [tf.size(tensor) for tensor in same], axis=1, num=len(same))
+        return [tf.reshape(part, with_rows([replicas], one[tf.newaxis])) for one, part in zip(same, parts, strict=True)]
+
+    return by_dtype(tensors, gathered)
 
 
 class Replicas:

@@ -68,7 +68,6 @@ class OptimizerSharding:
         return self.stage > 1
 
     def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> AbstractContextManager[None]:
-        """Return a context in which an optimizer reduces and updates."""
         del optimizer, variables
         return contextlib.nullcontext()
 

@@ -13,6 +13,7 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.compat.tensorflow.whole_variable import let_operate
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, reducer
 from tfdist.gradients.sharding import shard_exchange, slot_saving
@@ -71,15 +72,7 @@ class VariablePart:
         self.assign(tf.tensor_scatter_nd_sub(self.value(), rows.indices[:, tf.newaxis], rows.values))
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    def apply(self: VariablePart, *others: Any) -> Any:
-        return getattr(self.value(), name)(*others)
-
-    return apply
-
-
-for _name in _OPERATORS:
-    setattr(VariablePart, _name, _operator(_name))
+let_operate(VariablePart, _OPERATORS, VariablePart.value)
 
 
 def require_update_step_alone(optimizer: keras.optimizers.Optimizer) -> None:
@@ -254,7 +247,6 @@ class Updates:
         return [self._stand_in(variable, self._known(variable), variable.value.name) for variable in variables]
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Assign variables from the parts of each worker."""
         shard_exchange.assign_wholes(
             self._traced, variables, [self._known(one) for one in variables], values.__getitem__
         )
@@ -273,7 +265,6 @@ class Updates:
         self.assign(variables, new)
 
     def average_weights(self) -> None:
-        """Set the moving averages to the weights."""
         variables, averages = sharded_optimizer.averages(self._optimizer)
         for average, part in zip(averages, self.readable(variables), strict=True):
             average.assign(part.value())

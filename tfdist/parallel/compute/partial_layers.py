@@ -24,6 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_variables, layer_methods
+from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import sparse_rows
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.parallel.compute import keep_sharded
@@ -274,7 +275,7 @@ def attention_call(
     if keep_sharded.is_among(layer, "entered"):
         entered = different
     else:
-        entered = {name: layer_methods.with_mask_of(along.entering(one), one) for name, one in different.items()}
+        entered = {name: graphs.with_mask(along.entering(one), graphs.mask_of(one)) for name, one in different.items()}
     query, value, key = (entered[id(one)] for one in (query, value, key))
     with keep_sharded.keeping(_kept_by_heads(layer, along)):
         return layer_methods.own_call(type(layer), layer, query, value, key, **options)

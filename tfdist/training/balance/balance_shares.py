@@ -20,8 +20,6 @@ from tfdist.training import step_timestamps
 from tfdist.training.balance.share_decisions import LOOK_BACK, MOST_ROWS, Window, decide, interval, rows_of
 from tfdist.training.global_batches import Input
 
-__all__ = ["BalanceShares"]
-
 _BEGIN, _GRADIENTS, _END = (int(one) - STAMPS[0] for one in (Column.GRAPH_BEGIN, Column.GRADIENTS, Column.GRAPH_END))
 
 

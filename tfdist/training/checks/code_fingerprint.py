@@ -84,7 +84,6 @@ class Digest:
             self._hash.update(f"{type(part).__name__}:{len(data)}:".encode() + data)
 
     def write(self, value: Any) -> None:
-        """Write a value and everything that it reaches."""
         if type(value) in _PLAIN:
             self.mark(value)
             return
@@ -390,7 +389,7 @@ _OWN = Path(__file__).parents[2]
 
 @functools.cache
 def _package_folders() -> tuple[Path, ...]:
-    names = {*sysconfig.get_paths().values()} & {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    names = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return tuple(Path(name) for name in sorted({*names, *site.getsitepackages(), site.getusersitepackages()}))
 
 
@@ -401,7 +400,6 @@ def _standard_folders() -> tuple[Path, ...]:
 
 @functools.cache
 def _version(name: str) -> str:
-    """Return the version of the distribution of a package with this name."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -78,12 +78,9 @@ def differing(model: keras.Model, workers: Workers) -> list[str]:
         mine += [as_integer(min(marks)), as_integer(max(marks)), as_integer(max(size for _, size in copies))]
     gathered = workers.gather(mine) if mine else np.zeros((1, 0))
     table = np.array([[as_float(one) for one in own] for own in gathered]).reshape(len(gathered), len(weights), 3)
-    found = []
-    for number, weight in enumerate(weights):
-        least, most, size = table[:, number, 0].min(), table[:, number, 1].max(), table[:, number, 2].max()
-        if most - least > _ROUNDING * size:
-            found.append(weight.path)
-    return found
+    least, most, sizes = table[..., 0].min(axis=0), table[..., 1].max(axis=0), table[..., 2].max(axis=0)
+    apart = most - least > _ROUNDING * sizes
+    return [weight.path for weight, is_apart in zip(weights, apart, strict=True) if is_apart]
 
 
 def mark(value: np.ndarray) -> tuple[float, float]:

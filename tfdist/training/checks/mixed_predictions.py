@@ -76,7 +76,7 @@ def _mixes(model: keras.Model, strategy: Any, layout: Layout, kind: str) -> bool
         return False
     how = row_mixing.Pass(
         training=False,
-        tolerance=step_probe.tolerance_of_outputs(in_16_bits=keras_trainer.computes_in_16_bits(model)),
+        tolerance=step_probe.tolerance_of_outputs(model),
         meets=any(sharded_variable.sharding_of(weight) is not None for weight in model.weights),
         exchange=_raise,
         step=model.predict_step if kind == "prediction" else None,

@@ -85,12 +85,11 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
     ``data`` is a batch of at least two rows, as `train_step` is given it. The answer is no if the user's layers draw
     random numbers, or change something else than Keras variables: nothing can be compared then.
     """
-    packed = data
 
     def outputs(*given: Any) -> list[tf.Tensor]:
         tensors = iter(given)
-        rows = [None if leaf is None else next(tensors) for leaf in tried_step.leaves(packed)]
-        batch = batch_rows.plain(tf.nest.pack_sequence_as(packed, rows))
+        rows = [None if leaf is None else next(tensors) for leaf in tried_step.leaves(data)]
+        batch = batch_rows.plain(tf.nest.pack_sequence_as(data, rows))
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         scope = stateless_scope.Updates([], initialize_variables=False)
         chance = layer_methods.without_chance(keras_trainer.layers(model))
@@ -115,12 +114,10 @@ def mixes(model: keras.Model, strategy: tf.distribute.Strategy, data: Any, how: 
         return True
     if not custom_gradients.has_users(traced):
         return False
-    return how.meets or not _add_up(model, outputs, specs, rows, tolerance=_OF_GRADIENTS)
+    return how.meets or not _add_up(model, outputs, specs, rows)
 
 
-def _add_up(
-    model: keras.Model, outputs: Callable[..., list[tf.Tensor]], specs: list[Any], rows: list[Any], *, tolerance: float
-) -> bool:
+def _add_up(model: keras.Model, outputs: Callable[..., list[tf.Tensor]], specs: list[Any], rows: list[Any]) -> bool:
     """Return whether gradients for parts of the rows add up to those for all, as those of rows that are apart do."""
 
     def gradients(*given: Any) -> list[tf.Tensor]:
@@ -134,7 +131,7 @@ def _add_up(
     traced = tf.function(gradients, autograph=False).get_concrete_function(*specs)
     whole, first, second = ([one.numpy() for one in traced(*some)] for some in rows)
     return all(
-        np.abs(a - b - c).max(initial=0) <= tolerance * np.abs([a, b, c]).max(initial=0)
+        np.abs(a - b - c).max(initial=0) <= _OF_GRADIENTS * np.abs([a, b, c]).max(initial=0)
         for a, b, c in zip(whole, first, second, strict=True)
     )
 

@@ -239,7 +239,6 @@ def _laid_out(op: Any, given: list[Known]) -> Known:
 
 
 def _of_a_shape(op: Any) -> Known:
-    """Return the knowledge of a part of a shape."""
     if op.type == "Reshape" and op.outputs[0].shape.rank == 1:
         return _SHAPE
     begin = value_of(op.inputs[1]) if op.type == "StridedSlice" else None
@@ -351,7 +350,6 @@ def _of_last_axis(op: Any, given: list[Known]) -> Known:
 
 
 def drawn(op: Any) -> Known:
-    """Return the knowledge of random numbers."""
     shape = op.outputs[0].shape
     return FREE if shape.is_fully_defined() else _rows_in(shape, 0)
 

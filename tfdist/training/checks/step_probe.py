@@ -29,12 +29,11 @@ from tfdist.training.checks.code_fingerprint import OpaqueError
 from tfdist.training.checks.kept_verdicts import Shelf, Tried
 from tfdist.training.checks.tried_step import Assignment, Key, Run, TriedStep
 from tfdist.training.replica import batch_rows, current_step, judging, replica_step
-from tfdist.training.replica.judging import Rules, StateRule, Verdict
+from tfdist.training.replica.judging import NO_RULES, Rules, StateRule, Verdict
 
 # largest relative differences that are rounding: of gradients, which are sums of many products, and of all else
 _OF_GRADIENTS, _OF_NUMBERS, _IN_16_BITS = 1e-3, 1e-4, 5e-2
 
-_NO_RULES = Rules()
 _log = logging.getLogger("tfdist")
 _ROWS = 16
 # more than a step has gradients or losses
@@ -68,7 +67,7 @@ class Runs:
     failure: Exception | None = None
 
     @classmethod
-    def of(cls, tried: TriedStep, data: Any, *, rules: Rules = _NO_RULES) -> Self:
+    def of(cls, tried: TriedStep, data: Any, *, rules: Rules = NO_RULES) -> Self:
         # Rows given twice tell nothing of a step that gathers: what it gathers would be there twice.
         is_comparable = not tried.asked.meets or tried.is_random
         whole = tried(data)
@@ -83,7 +82,7 @@ class Runs:
 
     def fed_to(self, tried: TriedStep, data: Any) -> "Runs":
         """Return the runs of the step with parts that are fed the states of the whole."""
-        return Runs(self.whole, None, *_partitions(tried, data, _NO_RULES, is_fed=True))
+        return Runs(self.whole, None, *_partitions(tried, data, NO_RULES, is_fed=True))
 
 
 def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> tuple[list[Parts], Exception | None]:
@@ -119,7 +118,6 @@ def _suspects(tried: TriedStep) -> list[Key]:
 
 
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
-    """Return the verdict on each value that a step asks for."""
 
     suspects = _suspects(tried) if runs.failure is not None else ()
 
@@ -139,7 +137,6 @@ def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Ve
 
 
 def _rules(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> list[StateRule]:
-    """Return the rule of each assignment of a state."""
     made = tried.asked.assignments
     return [_rule(number, one, tried, runs, in_16_bits=in_16_bits) for number, one in enumerate(made)]
 
@@ -181,8 +178,8 @@ def warn_of_parts(model: keras.Model, workers: Workers, part: str | None = row_m
             warn_once(model, workers, of(model, names, part))
 
 
-def tolerance_of_outputs(*, in_16_bits: bool) -> float:
-    return _IN_16_BITS if in_16_bits else _OF_NUMBERS
+def tolerance_of_outputs(model: keras.Model) -> float:
+    return _IN_16_BITS if keras_trainer.computes_in_16_bits(model) else _OF_NUMBERS
 
 
 class Probe:
@@ -228,11 +225,10 @@ class Probe:
         if settled == "sum":
             kind = "gradient" if keras_trainer.has_own_train_step(self._model) else "loss"
             self.rules = Rules({(kind, number): "sum" for number in range(_MANY)})
-        self._done = self._replicas == 1 or not (self._has_unknown(settled) or self._may_mix_rows(settled))
+        self._done = self._replicas == 1 or not (
+            self._has_unknown(settled) or (settled == "detect" and row_mixing.suspects(self._model))
+        )
         return not self._done
-
-    def _may_mix_rows(self, settled: str) -> bool:
-        return settled == "detect" and bool(row_mixing.suspects(self._model))
 
     def _has_unknown(self, settled: str) -> bool:
         """True if the step runs code of the user's, whose results nothing declares."""
@@ -306,7 +302,6 @@ class Probe:
         return mine
 
     def _tried(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Tried:
-        """Try the step; return the findings of all workers."""
         found: Found = {}
         names: dict[Key, str] = {}
         why = None
@@ -333,7 +328,6 @@ class Probe:
         return Tried(agreed, names, self._uses)
 
     def _few(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Any:
-        """Return the rows to try; None if there are none."""
         wanted = _ROWS
         if is_cut:  # every run needs all workers, so all try as many rows
             wanted = min(wanted, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
@@ -343,8 +337,7 @@ class Probe:
         """Return whether layers mix the rows of some worker's data; also if that could not be tried."""
         mixes = False
         if (data := self._few(slices, is_cut)) is not None and int(batch_rows.rows_of(data)) > 1:
-            in_16_bits = keras_trainer.computes_in_16_bits(self._model)
-            tolerance = tolerance_of_outputs(in_16_bits=in_16_bits)
+            tolerance = tolerance_of_outputs(self._model)
             how = row_mixing.Pass(training=self._training, tolerance=tolerance, meets=is_cut)
             try:
                 mixes = row_mixing.mixes(self._model, self._strategy, data, how)

@@ -173,7 +173,6 @@ def _inner(function: Any) -> Any:
 
 
 def _stored(code: types.CodeType | None) -> set[str]:
-    """Return the attributes to which code assigns."""
     if code is None:
         return set()
     found, argument = set(), 0

@@ -23,11 +23,10 @@ from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
 from tfdist.training.epoch import flat
 from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step
-from tfdist.training.replica.judging import Dependence, Rules, Verdict
+from tfdist.training.replica.judging import NO_RULES, Dependence, Rules, Verdict
 
 # of random numbers, over which a step's values are averaged
 _DRAWS = 8
-_NO_RULES = Rules()
 # kinds of values whose decisions are looked for: all others are results that a trial shows, or metrics
 _DECIDED = ("gradient", "loss", "values", "added")
 
@@ -177,7 +176,7 @@ class TriedStep:
         part: Part | None = None,
         *,
         total: tf.Tensor | None = None,
-        rules: Rules = _NO_RULES,
+        rules: Rules = NO_RULES,
     ) -> list[tf.Tensor]:
         model, asked = self._model, Asked()
         values: dict[Key, tuple[str, Any]] = {}
@@ -324,7 +323,6 @@ def made_variables(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _cut(given: Sequence[Any]) -> list[Any]:
-    """Return the inputs that have rows."""
     return [one for one in given if not isinstance(one, batch_rows.Whole)]
 
 

@@ -100,18 +100,17 @@ class Chief:
         """Let this model train on the workers, once."""
         if not keras_trainer.mark(model, self.strategy):
             return
-        made: list[tuple[Steps, _ChiefSteps]] = []
+        made: dict[bool, tuple[Steps, _ChiefSteps]] = {}  # by whether they train
 
         def make_function(user_step: Callable[[Any], Any]) -> Any:
             training = user_step == model.train_step
             source = _ChiefSteps(self, model, user_step, training=training)
-            made[:] = [one for one in made if one[1].training != training]
-            made.append((Steps(model, source), source))
-            return made[-1][0]
+            made[training] = (Steps(model, source), source)
+            return made[training][0]
 
         def settle(logs: dict[str, Any]) -> dict[str, Any]:
             # A callback may evaluate in the middle of an epoch of training: the logs tell which of them has ended.
-            mine = [source for steps, source in made if steps.told is logs]
+            mine = [source for steps, source in made.values() if steps.told is logs]
             return mine[0].settle(logs) if mine else logs
 
         def before(training: bool) -> None:
@@ -124,9 +123,9 @@ class Chief:
             worker_callbacks.adapt(model, Workers(), training)
             if training and self.backup_workers:
                 self._tell_drops(model)
-            for _, source in made:
-                if source.training == training:
-                    source.forget()  # what an interrupted call has left
+            if training in made:
+                _, source = made[training]
+                source.forget()  # what an interrupted call has left
 
         keras_trainer.override(
             model,

@@ -4,8 +4,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Dropped", "DroppedPart"]
-
 #: the last parts that are kept one by one; sums have all
 _KEPT = 1000
 

@@ -27,12 +27,7 @@ from tfdist.training import step_timestamps
 from tfdist.training.epoch import Layout
 from tfdist.training.parameter_servers import gradient_push, part_function, transport
 from tfdist.training.parameter_servers.batch_plan import Plan, UsesItsUpdatesError
-from tfdist.training.parameter_servers.part_function import (
-    Part,
-    PartFunction,
-    held_by_chief,
-    with_those_on_servers,
-)
+from tfdist.training.parameter_servers.part_function import Part, PartFunction, held_by_chief, with_those_on_servers
 from tfdist.training.replica import replica_optimizers, replica_step, xla_step
 from tfdist.training.replica.judging import Rules
 

@@ -16,8 +16,6 @@ from typing import Any, Literal, Protocol
 from tfdist.errors import WorkerLostError
 from tfdist.training.parameter_servers.worker_groups import may_take
 
-__all__ = ["Outcome", "Scheduler", "Transport"]
-
 # A task that so many workers did not survive is given up, because it may end the others too.
 _LOSSES_OF_A_TASK = 3
 # A worker compiles a function when it runs it first.
@@ -219,10 +217,8 @@ class Scheduler:
         self._welcome(worker)
         while True:
             with self._changed:
-                task = None if self._calling() else self._task_for(worker)
-                while not self._closed.is_set() and task is None:
+                while (task := self._task_for(worker)) is None and not self._closed.is_set():
                     self._changed.wait()
-                    task = None if self._calling() else self._task_for(worker)
                 if self._closed.is_set() or task is None:
                     return
                 self._queue.remove(task)
@@ -253,6 +249,8 @@ class Scheduler:
         return {worker.index for worker in self._workers if worker.state in (_State.READY, _State.BUSY)}
 
     def _task_for(self, worker: _Worker) -> _Task | None:
+        if self._calling():
+            return None
         present = self._present()
         return next((task for task in self._queue if may_take(task.among, worker.index, present)), None)
 
@@ -340,9 +338,7 @@ class Scheduler:
                 if worker.state is _State.BUSY:
                     self.losses += 1
                     self._say(f"worker {worker.index} has gone (no process listens at its address)")
-                if task is not None and task.number in self._cancelled:
-                    self._cancelled.discard(task.number)
-                elif task is not None:
+                if task is not None:
                     self._put_back(task, f"worker {worker.index}: its process has ended")
                 self._workers[worker.index] = _Worker(worker.index, state=_State.GONE)
                 self._changed.notify_all()  # others may take what waits for its group
@@ -358,10 +354,7 @@ class Scheduler:
                 self.losses += 1
                 self._say(f"worker {worker.index} has not answered for {limit:g} s; another one gets its task")
                 self._changed.notify_all()
-                if task.number in self._cancelled:
-                    self._cancelled.discard(task.number)
-                else:
-                    self._put_back(task, f"worker {worker.index}: no answer for {limit:g} s")
+                self._put_back(task, f"worker {worker.index}: no answer for {limit:g} s")
 
     def _ask_again(self, task: _Task, why: str) -> None:
         task.again += 1
@@ -373,6 +366,9 @@ class Scheduler:
             self._put_back(task, why)
 
     def _put_back(self, task: _Task, why: str) -> None:
+        if task.number in self._cancelled:
+            self._cancelled.discard(task.number)
+            return
         task.losses.append(why)
         if len(task.losses) < _LOSSES_OF_A_TASK:
             self._queue.appendleft(task)

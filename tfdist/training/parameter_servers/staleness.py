@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from tfdist.validation import integer
 
-__all__ = ["Bound", "Distribution"]
-
 
 class Bound:
     """A bound that decides which gradients may be started and applied, so that none is staler than the bound.

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Piece", "boundaries", "largest_first", "least_loaded", "table"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:

@@ -13,8 +13,6 @@ from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.training.parameter_servers.staleness import Bound
 
-__all__ = ["AUTO", "GroupClock", "WorkerGroups", "grouped_by_speed", "may_take", "parsed_groups"]
-
 #: groups by measured speed
 AUTO: Literal["auto"] = "auto"
 #: a group begins where a worker takes so many times as long as the fastest one of the group before

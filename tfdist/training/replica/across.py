@@ -24,7 +24,6 @@ from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow.steps import gradient_uses, replica_contexts, row_decisions
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
-from tfdist.monitor.process_clock import step_clock
 from tfdist.training.replica import current_step
 
 _OF_A_GRADIENT = (
@@ -197,15 +196,10 @@ def _exchanged(
         return [tf.math.divide_no_nan(one, tf.cast(weight, one.dtype)) for one in sums], again
 
     def again(*upstream: tf.Tensor) -> Any:
-        _warn_of_gradients_of_gradients(what)
+        current_step.warn_once(_OF_A_GRADIENT % what)
         return onward(*upstream)
 
     return list(onward(*tensors))
-
-
-@functools.cache  # once for all replicas and traces
-def _warn_of_gradients_of_gradients(what: str) -> None:
-    step_clock().warn(_OF_A_GRADIENT % what)
 
 
 def can_gather(nest: Any) -> bool:

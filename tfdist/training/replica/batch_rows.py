@@ -90,7 +90,6 @@ def plain(data: Any) -> Any:
 
 
 def plain_spec(spec: Any) -> Any:
-    """Return the spec of a batch after `plain`."""
     return tf.nest.map_structure(lambda leaf: leaf.value if isinstance(leaf, Whole.Spec) else leaf, spec)
 
 

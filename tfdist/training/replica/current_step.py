@@ -14,14 +14,12 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training.replica.judging import Rules, Verdict
+from tfdist.training.replica.judging import NO_RULES, Rules, Verdict
 
 _current = threading.local()
 
 #: the kinds of values for which `Step.rule_of` is called, and of results that a step leaves in states
 KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric", "count")
-
-_NO_RULES = Rules()
 
 _TAKEN_EARLY = (
     "A train_step applies the gradient of a mean over the batch and the gradient of a sum, and code that replicas "
@@ -85,7 +83,7 @@ class Step:
         global_rows: tf.Tensor | None,
         weighs_loss: bool = False,
         index: tf.Tensor | None = None,
-        rules: Rules = _NO_RULES,
+        rules: Rules = NO_RULES,
         all_reduce: Callable[[list[Any]], list[Any]] = replica_sums.sum_over_replicas,
         group: "Group | None" = None,
         sink: "Sink | None" = None,
@@ -206,7 +204,7 @@ class Step:
         """Warn of a gradient that may have flowed through other replicas with the weight of another gradient."""
         before = {self.rules.values.get(("gradient", one), "mean") for one in self._passed if one < number}
         if number not in self._passed and any(one != rule for one in before):
-            _warn_of_early_gradients()
+            warn_once(_TAKEN_EARLY)
 
     def weight_of_loss(self) -> tf.Tensor:
         """Return the weight of the loss whose gradient is taken next; a step may have several losses."""
@@ -227,9 +225,9 @@ class Step:
         _current.step = None
 
 
-@functools.cache  # once for all replicas and traces
-def _warn_of_early_gradients() -> None:
-    step_clock().warn(_TAKEN_EARLY)
+@functools.cache  # once for all replicas, traces and steps
+def warn_once(sentence: str) -> None:
+    step_clock().warn(sentence)
 
 
 def current() -> Step | None:

@@ -42,6 +42,8 @@ class Rules:
     states: Mapping[int, StateRule] = field(default_factory=dict)
 
 
+NO_RULES = Rules()
+
 # relative to the values: float32's loss where a state is large compared with what a step adds
 _ROUNDING = 1e-6
 

@@ -117,12 +117,7 @@ def _warn_of_tables(optimizer: Any, grads: list[Any], variables: Any) -> None:
     if reducer.keeps_duplicate_indices(optimizer):
         for gradient, table in zip(grads, variables or (), strict=False):
             if isinstance(gradient, tf.IndexedSlices):
-                _warn_of_table(table.path, type(optimizer).__name__)
-
-
-@functools.cache  # once for all replicas and steps
-def _warn_of_table(path: str, optimizer: str) -> None:
-    step_clock().warn(_OF_A_TABLE.format(path, optimizer))
+                current_step.warn_once(_OF_A_TABLE.format(table.path, type(optimizer).__name__))
 
 
 def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.global_batches import Input, Source
+from tfdist.training.global_batches import Input
 from tfdist.training.replica import batch_rows
 
 
@@ -34,7 +34,7 @@ class Written:
         if self.part is not None:  # of an evaluation inside of `fit`
             return elements
         self.part, self.spec = given.share.first, batch_rows.plain_spec(given.layout.spec[0][1])
-        self.is_own = given.source is Source.OWN
+        self.is_own = given.is_own
         return elements.enumerate().map(self._write)
 
     @tf.autograph.experimental.do_not_convert

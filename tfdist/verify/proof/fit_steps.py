@@ -20,19 +20,12 @@ from tfdist.compat.keras.metrics import metric_resets
 from tfdist.compat.tensorflow import tf_data
 from tfdist.errors import TfdistError
 from tfdist.training.checks import row_mixing
+from tfdist.training.epoch import of_any_rows
 from tfdist.training.strategy_mixin import KerasTraining
+from tfdist.training.worker_callbacks import CHIEF_ONLY
 from tfdist.verify.proof import fit_input, model_values
 from tfdist.verify.proof.state_files import REVERSED, STRATEGY, Run, StateFiles, Step
 
-# Keras' callbacks that write files or to the screen; of tfdist's all do
-_WRITING = (
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
 _NEVER = 1 << 30
 
 Fit = Callable[..., Any]
@@ -195,7 +188,8 @@ def _callbacks(given: Any) -> tuple[list[Any], list[str]]:
     """Return the callbacks that run, and the names of those that would write."""
     every = getattr(given, "callbacks", given) or []
     every = list(every) if isinstance(every, (list, tuple)) else [every]
-    writing = [one for one in every if isinstance(one, _WRITING) or type(one).__module__.startswith("tfdist.")]
+    # of tfdist's callbacks all write
+    writing = [one for one in every if isinstance(one, CHIEF_ONLY) or type(one).__module__.startswith("tfdist.")]
     history = [one for one in every if isinstance(one, keras.callbacks.History)]
     return [one for one in every if one not in writing + history], [type(one).__name__ for one in writing]
 
@@ -255,7 +249,7 @@ def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
     counts = list(map(len, epochs))
     epochs = [*epochs[:-1], epochs[-1] + epochs[-1][-1:] * (counts[0] - counts[-1])]
     left = iter(epochs)
-    spec = tf.nest.map_structure(_of_any_rows, tf_data.without_nones(like.element_spec))
+    spec = tf.nest.map_structure(of_any_rows, tf_data.without_nones(like.element_spec))
     leaves = [leaf for leaf in tf.nest.flatten(spec, expand_composites=False) if leaf is not None]
 
     def batches() -> Iterator[Any]:
@@ -269,12 +263,6 @@ def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
     found = tf.data.Dataset.from_generator(batches, output_signature=tuple(leaves)).map(packed)
     is_known = len({*counts[:-1], counts[0]}) == 1 and counts[-1] <= counts[0]
     return found.apply(tf.data.experimental.assert_cardinality(counts[0])) if is_known else found
-
-
-def _of_any_rows(leaf: Any) -> Any:
-    if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank:
-        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-    return leaf
 
 
 def _predict(model: keras.Model, batches: list[Any], files: StateFiles, run: Run) -> None:

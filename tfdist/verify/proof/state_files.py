@@ -110,7 +110,6 @@ class StateFiles:
             path.unlink()
 
     def end(self, run: Run) -> None:
-        """Store the facts about the run."""
         write_whole(self._folder / "run.json", json.dumps(asdict(run)))
 
     def run(self) -> Run | None:

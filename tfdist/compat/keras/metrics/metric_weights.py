@@ -6,7 +6,7 @@ Private names, read in Keras 3.15.1 (`keras/src/metrics/reduction_metrics.py`): 
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,23 +17,9 @@ from keras.src.losses.loss import apply_mask
 from tfdist.compat import planted
 from tfdist.compat.keras.loss import compares_examples, may_be_rows
 
-
-class Weigh(Protocol):
-    """A rule for what a metric is given: a lone number, or rows of the values of a function of the user's."""
-
-    def __call__(
-        self,
-        metric: keras.Metric,
-        value: tf.Tensor,
-        *,
-        compute: Callable[..., Any] | None = None,
-        given: Any = None,
-        error: ValueError | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return a metric's values, made by `compute` of `given`, and their weight; None for none.
-
-        With an error the values are none, as `compute` needs more rows; it is raised if there are no more.
-        """
+#: takes a metric and its value, a lone number or rows of a user's function, with the keywords ``compute``, by which it
+#: was made of ``given``, and ``error``, where it was not, as `compute` needs more rows; returns values and their weight
+Weigh = Callable[..., tuple[tf.Tensor, tf.Tensor | None]]
 
 
 def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:

@@ -16,24 +16,9 @@ import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.layers.layer import CallContext
-from keras.src.models.functional import Functional, operation_fn
+from keras.src.models.functional import Functional as Functional
+from keras.src.models.functional import operation_fn
 from keras.src.ops import numpy as operations
-
-__all__ = [
-    "ARITHMETIC",
-    "Call",
-    "Functional",
-    "call_of_model",
-    "calls",
-    "graph_of",
-    "makers",
-    "mask_of",
-    "packed",
-    "standardized",
-    "successors",
-    "with_mask",
-]
-
 
 #: the operations of `+`, `-`, `*` and `/` between symbolic tensors
 ARITHMETIC = (
@@ -99,7 +84,6 @@ def packed(graph: Functional, outputs: list[Any]) -> Any:
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return the mask that goes with a tensor, or None."""
     return get_keras_mask(tensor)
 
 

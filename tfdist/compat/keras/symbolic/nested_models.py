@@ -15,8 +15,6 @@ import keras
 
 from tfdist.compat.keras.symbolic import graphs
 
-__all__ = ["Flat", "flattened"]
-
 
 @dataclass(frozen=True, eq=False)
 class Flat:
@@ -53,7 +51,6 @@ def flattened(graph: graphs.Functional) -> Flat:
 def _add(
     calls: list[graphs.Call], graph: graphs.Functional, known: dict[int, Any], path: str, *, is_nested: bool
 ) -> None:
-    """Add the calls of a graph."""
     for one in graphs.calls(graph):
         takes = tuple(known.get(id(tensor), tensor) for tensor in one.takes)
         name = path + str(one.operation.name)

@@ -11,8 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["ACTIVATIONS", "MASK", "activated", "attributes_of", "with_attributes"]
-
 #: the attribute that is the mask
 MASK = "_keras_mask"
 
@@ -27,7 +25,6 @@ def attributes_of(tensor: Any) -> dict[str, Any]:
 
 
 def with_attributes(tensor: Any, attributes: Mapping[str, Any]) -> Any:
-    """Set attributes on a tensor, and return it."""
     for name, value in attributes.items():
         setattr(tensor, name, value)
     return tensor

@@ -18,7 +18,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, innermost
 from tfdist.compat.tensorflow.mirrored_extended import MultiWorkerReplicas, ReduceInReplicas, one_of_each
-from tfdist.compat.tensorflow.new_variables import first_value, shape_of_new_variable
+from tfdist.compat.tensorflow.new_variables import shape_of_new_variable
 from tfdist.compat.tensorflow.ring_extended import RingReplicas
 from tfdist.compat.tensorflow.steps.replica_services import HasServices
 from tfdist.errors import UnsupportedError
@@ -58,7 +58,7 @@ class HoldsParts(HasServices):
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
     ) -> Callable[[], tf.Tensor]:
         if isinstance(kwargs["initial_value"], _Part):
-            return kwargs["initial_value"].of(replica_id)
+            return kwargs["initial_value"].of(replica_id)  # no other replica has this part
         made: Callable[[], tf.Tensor] = super()._get_variable_creator_initial_value(  # type: ignore[misc]
             replica_id, device, primary_var, **kwargs
         )
@@ -81,7 +81,6 @@ class Place(int):
 
     @classmethod
     def of(cls, examples: int, replica: int) -> "Place":
-        """Return the place of a replica."""
         made = cls(examples)
         made.replica = replica
         return made
@@ -90,17 +89,8 @@ class Place(int):
 class ModelParallelReplicas(HoldsParts, RingReplicas):
     """`RingReplicas` along the axis of the examples. Members that differ only along other axes count as one replica."""
 
-    def __init__(
-        self,
-        container_strategy: Any,
-        *,
-        examples: Sequence[int],
-        everybody: Any,
-        late: Late,
-        **options: Any,
-    ) -> None:
+    def __init__(self, container_strategy: Any, *, examples: Sequence[int], late: Late, **options: Any) -> None:
         self._examples = list(examples)
-        self._everybody = everybody
         self._late = late
         super().__init__(container_strategy, **options)
 
@@ -146,21 +136,10 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Callable[[], tf.Tensor]:
         value = kwargs["initial_value"]
-        if isinstance(value, _Part):
-            return value.of(replica_id)  # no other replica has this part
-        if replica_id > 0:
-            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
-        if keras_optimizer.creating_variable():  # these values are constants or arguments, equal on all processes
+        if replica_id == 0 and not isinstance(value, _Part) and keras_optimizer.creating_variable():
+            # constants or arguments, equal on all processes
             return lambda: tf.convert_to_tensor(value() if callable(value) else value, kwargs.get("dtype"))
-        path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
-
-        def initial_value() -> tf.Tensor:
-            whole = first_value(value, kwargs.get("dtype"))
-            what = f"the initial value of {path} {whole.dtype.name} {whole.shape}"
-            with tf.device(device), self._waiting(what):
-                return self._everybody.broadcast(whole, what)
-
-        return initial_value
+        return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
 
 
 def _is_weight(kwargs: dict[str, Any]) -> bool:

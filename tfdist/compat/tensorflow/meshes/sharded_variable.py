@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow.whole_variable import WholeVariable
+from tfdist.compat.tensorflow.whole_variable import WholeVariable, let_operate
 
 
 class Layout(Protocol):
@@ -85,22 +85,18 @@ class ShardedVariable(WholeVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape of the whole."""
         return tf.TensorShape(self.sharding.shape)
 
     @property
     def dtype(self) -> tf.DType:
-        """The dtype of the variable."""
         return self.shard.dtype
 
     @property
     def name(self) -> str:
-        """The name of the part."""
         return str(self.shard.name)
 
     @property
     def device(self) -> str:
-        """The device of the part."""
         return str(self.shard.device)
 
     @property
@@ -110,17 +106,14 @@ class ShardedVariable(WholeVariable):
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch the variable."""
         return bool(self.shard.trainable)
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """The synchronization of the part."""
         return self.shard.synchronization
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """The aggregation of the part."""
         return self.shard.aggregation
 
     @property
@@ -157,15 +150,8 @@ class ShardedVariable(WholeVariable):
         return self
 
 
-def _operator(name: str) -> Any:
-    def on_the_whole(variable: ShardedVariable, *others: Any) -> Any:
-        return getattr(variable.read_value(), name)(*others)
-
-    return on_the_whole
-
-
-for _name in sorted(tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}):  # these two compare identity
-    setattr(ShardedVariable, _name, _operator(_name))
+_COMPARING = {"__eq__", "__ne__"}  # identity
+let_operate(ShardedVariable, tf.Tensor.OVERLOADABLE_OPERATORS - _COMPARING, lambda variable: variable.read_value())
 
 
 def sharding_of(variable: Any) -> Any:

@@ -117,27 +117,22 @@ class StagedVariable(ShardedVariable):
 
     @property
     def dtype(self) -> tf.DType:
-        """The dtype of the variable."""
         return self._dtype
 
     @property
     def name(self) -> str:
-        """The name with which the variable was made."""
         return f"{self._kwargs['name']}:0"
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch the variable."""
         return self._kwargs["trainable"] is not False
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
-        """The synchronization with which the variable was made."""
         return self._kwargs["synchronization"] or tf.VariableSynchronization.AUTO
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """The aggregation with which the variable was made."""
         return self._kwargs["aggregation"] or tf.VariableAggregation.NONE
 
 

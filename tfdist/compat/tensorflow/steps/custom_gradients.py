@@ -9,6 +9,8 @@ from typing import Any
 
 from tensorflow.python.framework import ops
 
+from tfdist.compat import dry_run
+
 _LIBRARIES = ("tensorflow.", "keras.src.", "tfdist.")
 # closures between what is registered and the user's function
 _DEPTH = 3
@@ -16,9 +18,8 @@ _DEPTH = 3
 
 def has_users(function: Any) -> bool:
     """Return whether a concrete function, or one that it calls, has a gradient that is of no library's."""
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-    names = {node.attr["_gradient_op_type"].s.decode() for node in nodes if "_gradient_op_type" in node.attr}
+    marked = [node for node in dry_run.nodes(function.graph) if "_gradient_op_type" in node.attr]
+    names = {node.attr["_gradient_op_type"].s.decode() for node in marked}
     return any(_is_users(_registered(name), _DEPTH) for name in names)
 
 

@@ -34,11 +34,11 @@ _PRODUCTS = {"Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "Batch
 _PRODUCTS |= {"Conv2D", "Conv3D"}
 # operations that are linear in the first input if the second does not depend on gradients
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
-# operations that do not use the values of their inputs
-_OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"}
+#: operations that do not use the values of their inputs
+OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"}
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
-_CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
-_LOOPS = {"While", "StatelessWhile"}
+CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
+LOOPS = {"While", "StatelessWhile"}
 _PASSES = 3  # passes over the body of a loop, until the states of its results are known
 
 
@@ -71,11 +71,11 @@ def reduced(gradient: Any, *, is_alone: bool = False) -> Any:
 def uses(values: Sequence[Any]) -> list[str | None]:
     """Return, for each value, the type of an operation on gradients of a batch that is not linear, or None."""
     tensors = [_tensors(value) for value in values]
-    first = next((one for several in tensors for one in several), None)
-    if first is None or not hasattr(first, "graph"):
+    some = first(one for several in tensors for one in several)
+    if some is None or not hasattr(some, "graph"):
         return [None] * len(values)
-    states = _states_of(first.graph, {}, is_function=False)
-    return [_first(states.get(one.ref(), _NOTHING).use for one in several) for several in tensors]
+    states = _states_of(some.graph, {}, is_function=False)
+    return [first(states.get(one.ref(), _NOTHING).use for one in several) for several in tensors]
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:
@@ -83,12 +83,11 @@ def _tensors(value: Any) -> list[tf.Tensor]:
     return [one.values if isinstance(one, tf.IndexedSlices) else one for one in flat]
 
 
-def _first(found: Iterable[str | None]) -> str | None:
-    return next((use for use in found if use is not None), None)
+def first(found: Iterable[Any]) -> Any:
+    return next((one for one in found if one is not None), None)
 
 
 def _states_of(graph: Any, given: Mapping[Any, _State], *, is_function: bool) -> _States:
-    """Return the states of all tensors of a graph."""
     states: _States = dict(given)
     for op in graph.get_operations():
         inputs = [states.get(one.ref(), _NOTHING) for one in op.inputs]
@@ -100,22 +99,22 @@ def _states_of(graph: Any, given: Mapping[Any, _State], *, is_function: bool) ->
 
 
 def _outputs(op: Any, inputs: list[_State], *, is_of_tape: bool) -> list[_State]:
-    use = _first(state.use for state in inputs)
+    use = first(state.use for state in inputs)
     if op.type == "Identity" and REDUCED in op.name:
         return [_State(False, use)]
     if is_of_tape:
         return [_State(output.dtype.is_floating, use) for output in op.outputs]
-    if op.type in _OF_SHAPE or not any(state.is_gradient or state.use for state in inputs):
+    if op.type in OF_SHAPE or not any(state.is_gradient or state.use for state in inputs):
         return [_NOTHING] * len(op.outputs)
     if op.type in _CALLS:
         return _called(op, op.get_attr("f"), inputs)
-    if op.type in _CONDITIONS and not inputs[0].is_gradient:
+    if op.type in CONDITIONS and not inputs[0].is_gradient:
         names = ("then_branch", "else_branch") if op.type.endswith("If") else ("branches",)
         branches = [one for name in names for one in _listed(op.get_attr(name))]
         found = [_called(op, branch, inputs[1:]) for branch in branches]
         decided = [_State(False, inputs[0].use)] * len(op.outputs)
         return [_either(several) for several in zip(decided, *found, strict=True)]
-    if op.type in _LOOPS:
+    if op.type in LOOPS:
         return _looped(op, inputs)
     own = [number for number, state in enumerate(inputs) if state.is_gradient]
     if not own:
@@ -144,7 +143,7 @@ def _listed(attr: Any) -> list[Any]:
 
 
 def _either(several: Sequence[_State]) -> _State:
-    return _State(any(state.is_gradient for state in several), _first(state.use for state in several))
+    return _State(any(state.is_gradient for state in several), first(state.use for state in several))
 
 
 def _function(op: Any, attr: Any) -> Any:
@@ -156,7 +155,7 @@ def _called(op: Any, attr: Any, inputs: Sequence[_State]) -> list[_State]:
     """Return the states of a function's results; a function without a graph counts as an unknown operation."""
     graph = _function(op, attr)
     if graph is None:
-        return [_State(False, _first(state.use for state in inputs) or op.type)] * len(op.outputs)
+        return [_State(False, first(state.use for state in inputs) or op.type)] * len(op.outputs)
     given = {one.ref(): state for one, state in zip(graph.inputs, inputs, strict=False)}
     states = _states_of(graph, given, is_function=True)
     found = [states.get(one.ref(), _NOTHING) for one in graph.outputs]

@@ -43,7 +43,6 @@ def own_all_gather(context: Any, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def own_all_reduce(context: Any) -> Callable[..., Any]:
-    """Return TensorFlow's own `all_reduce` of a replica context."""
     return functools.partial(type(context).all_reduce, context)
 
 

@@ -10,14 +10,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.compat.tensorflow.steps import gradient_uses
+from tfdist.compat.tensorflow.steps.gradient_uses import CONDITIONS, LOOPS, OF_SHAPE, REDUCED, first
 
 # operations that are linear in pieces: rows that lie in one piece show no difference
 _IN_PIECES = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "IsFinite", "IsNan", "IsInf"}
 _IN_PIECES |= {"Abs", "Sign", "Maximum", "Minimum", "ClipByValue", "Relu", "Relu6", "Floor", "Ceil", "Round", "Rint"}
-# operations that do not use the values of their inputs
-_OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"}
-_CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"}
 _OF_ALL = "tfdist_of_all_replicas"
 
 
@@ -54,16 +51,14 @@ def of(values: Sequence[Any], rows: Iterable[Any]) -> list[str | None]:
     if graph is None:
         return [None] * len(values)
     states = _states_of(graph, rows)
-    found = [[states.get(one.ref(), _NOTHING).decision for one in several] for several in tensors]
-    return [next((one for one in several if one is not None), None) for several in found]
+    return [first(states.get(one.ref(), _NOTHING).decision for one in several) for several in tensors]
 
 
 def of_conditions(graph: Any, rows: Iterable[Any]) -> str | None:
     """Return the type of an operation on one number of the rows that a condition of a graph depends on, or None."""
     states = _states_of(graph, rows)
-    conditions = [op for op in graph.get_operations() if op.type in _CONDITIONS]
-    found = (states.get(op.inputs[0].ref(), _NOTHING).decision for op in conditions)
-    return next((one for one in found if one is not None), None)
+    conditions = [op for op in graph.get_operations() if op.type in CONDITIONS | LOOPS]
+    return first(states.get(op.inputs[0].ref(), _NOTHING).decision for op in conditions)
 
 
 def _states_of(graph: Any, rows: Iterable[Any]) -> dict[Any, _State]:
@@ -78,10 +73,10 @@ def _states_of(graph: Any, rows: Iterable[Any]) -> dict[Any, _State]:
 
 
 def _state_after(op: Any, inputs: Sequence[_State]) -> _State:
-    if op.type in _OF_SHAPE:
+    if op.type in OF_SHAPE:
         return _NOTHING
-    decision = next((one.decision for one in inputs if one.decision is not None), None)
-    if op.type == "Identity" and (_OF_ALL in op.name or gradient_uses.REDUCED in op.name):
+    decision = first(one.decision for one in inputs)
+    if op.type == "Identity" and (_OF_ALL in op.name or REDUCED in op.name):
         return _State(False, decision)
     numbers = [given for given, one in zip(op.inputs, inputs, strict=True) if one.is_of_rows]
     if decision is None and op.type in _IN_PIECES and any(_is_number(one) for one in numbers):

@@ -14,6 +14,7 @@ from tfdist.verify.feature_tasks import (
     dense,
     in_batches,
     regression,
+    row,
     sgd,
     state,
     trained,
@@ -24,10 +25,13 @@ def _normalized(ctx: Context, *, synchronized: bool) -> Any:
     return compiled(ctx, lambda: dense(keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized)))
 
 
-def _fit_normalized(ctx: Context, rows: int, *, synchronized: bool = False) -> Outcome:
-    model = _normalized(ctx, synchronized=synchronized)
-    x, y = regression(rows)
-    return {**trained(ctx, model, x, y), "predict": model.predict(x, batch_size=BATCH, verbose=0)}
+def _fit_normalized(rows: int, *, synchronized: bool = False) -> Function:
+    def train(ctx: Context) -> Outcome:
+        model = _normalized(ctx, synchronized=synchronized)
+        x, y = regression(rows)
+        return {**trained(ctx, model, x, y), "predict": model.predict(x, batch_size=BATCH, verbose=0)}
+
+    return train
 
 
 def _ghost_batches(rows: int) -> Function:
@@ -73,40 +77,28 @@ def _ghost_step(model: Any, x: np.ndarray, y: np.ndarray, replicas: int) -> floa
     return float(total)
 
 
-@feature(reference=_ghost_batches(EVEN), per_layout=True)
-def batch_norm(ctx: Context) -> Outcome:
-    """BatchNormalization of each replica's examples; moving statistics are the replicas' average."""
-    return _fit_normalized(ctx, EVEN)
-
-
-@feature(reference=_ghost_batches(PARTIAL), per_layout=True)
-def batch_norm_partial(ctx: Context) -> Outcome:
-    """BatchNormalization with a partial batch, weighted by examples."""
-    return _fit_normalized(ctx, PARTIAL)
-
-
-@feature(reference=_ghost_batches(37), per_layout=True)
-def batch_norm_empty_replica(ctx: Context) -> Outcome:
-    """BatchNormalization with a last batch of one example: empty replicas leave no trace."""
-    return _fit_normalized(ctx, 37)
-
-
-@feature()
-def sync_batch_norm(ctx: Context) -> Outcome:
-    """Synchronized BatchNormalization: statistics of the whole batch, as on one device."""
-    return _fit_normalized(ctx, EVEN, synchronized=True)
-
-
-@feature()
-def sync_batch_norm_partial(ctx: Context) -> Outcome:
-    """Synchronized BatchNormalization with a partial batch."""
-    return _fit_normalized(ctx, PARTIAL, synchronized=True)
-
-
-@feature()
-def sync_batch_norm_empty_replica(ctx: Context) -> Outcome:
-    """Synchronized BatchNormalization with a last batch of one example."""
-    return _fit_normalized(ctx, 37, synchronized=True)
+for _name, _summary, _rows in (
+    ("batch_norm", "of each replica's examples; moving statistics are the replicas' average", EVEN),
+    ("batch_norm_partial", "with a partial batch, weighted by examples", PARTIAL),
+    ("batch_norm_empty_replica", "with a last batch of one example: empty replicas leave no trace", 37),
+):
+    _reference = _ghost_batches(_rows)
+    row(_name, f"BatchNormalization {_summary}", _fit_normalized(_rows), reference=_reference, per_layout=True)
+row(
+    "sync_batch_norm",
+    "Synchronized BatchNormalization: statistics of the whole batch, as on one device",
+    _fit_normalized(EVEN, synchronized=True),
+)
+row(
+    "sync_batch_norm_partial",
+    "Synchronized BatchNormalization with a partial batch",
+    _fit_normalized(PARTIAL, synchronized=True),
+)
+row(
+    "sync_batch_norm_empty_replica",
+    "Synchronized BatchNormalization with a last batch of one example",
+    _fit_normalized(37, synchronized=True),
+)
 
 
 _ROWS, _UNITS = 12, 64

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.feature import Context, Outcome, feature, keras, tf
+from tfdist.verify.feature import Context, Function, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import (
     BATCH,
     EVEN,
@@ -14,47 +14,40 @@ from tfdist.verify.feature_tasks import (
     dense,
     of_kind,
     regression,
+    row,
     sgd,
     trained,
 )
 
 
-def _fit(ctx: Context, loss: Any, *, rate: float = 0.1, metrics: Any = None, **fit: Any) -> Outcome:
+def _fit(
+    ctx: Context, loss: Any, *, rate: float = 0.1, metrics: Any = None, sample_weight: np.ndarray | None = None
+) -> Outcome:
     model = compiled(ctx, optimizer=lambda: sgd(learning_rate=rate), loss=loss, weighted_metrics=metrics)
     x, y = regression(PARTIAL)
-    outcome = trained(ctx, model, x, y, **fit)
-    weights = fit.get("sample_weight")
-    return {**outcome, "evaluate": model.evaluate(x, y, sample_weight=weights, batch_size=BATCH, verbose=0)}
+    outcome = trained(ctx, model, x, y, sample_weight=sample_weight)
+    return {**outcome, "evaluate": model.evaluate(x, y, sample_weight=sample_weight, batch_size=BATCH, verbose=0)}
 
 
-def _uneven_weights(rows: int) -> np.ndarray:
-    """Sample weights of which some are zero and some are large, so that replicas have different sums."""
-    return (np.arange(rows) % 4 * np.linspace(0.1, 3.0, rows)).astype("float32")
+def _reduced(reduction: str, **fit: Any) -> Function:
+    return lambda ctx: _fit(ctx, keras.losses.MeanSquaredError(reduction=reduction), **fit)
 
 
-@feature()
-def reduction_sum(ctx: Context) -> Outcome:
-    """reduction="sum", with a partial batch."""
-    return _fit(ctx, keras.losses.MeanSquaredError(reduction="sum"), rate=0.01)
+#: some are zero and some are large, so that replicas have different sums
+_UNEVEN = (np.arange(PARTIAL) % 4 * np.linspace(0.1, 3.0, PARTIAL)).astype("float32")
 
-
-@feature()
-def reduction_mean(ctx: Context) -> Outcome:
-    """reduction="mean", which Keras takes over all elements."""
-    return _fit(ctx, keras.losses.MeanSquaredError(reduction="mean"), sample_weight=_uneven_weights(PARTIAL))
-
-
-@feature()
-def reduction_mean_with_sample_weight(ctx: Context) -> Outcome:
-    """reduction="mean_with_sample_weight": divided by the weights of the whole batch."""
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    return _fit(ctx, loss, sample_weight=_uneven_weights(PARTIAL))
-
-
-@feature()
-def reduction_mean_without_sample_weight(ctx: Context) -> Outcome:
-    """reduction="mean_with_sample_weight" and no sample weights."""
-    return _fit(ctx, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+row("reduction_sum", 'reduction="sum", with a partial batch', _reduced("sum", rate=0.01))
+row("reduction_mean", 'reduction="mean", which Keras takes over all elements', _reduced("mean", sample_weight=_UNEVEN))
+row(
+    "reduction_mean_with_sample_weight",
+    'reduction="mean_with_sample_weight": divided by the weights of the whole batch',
+    _reduced("mean_with_sample_weight", sample_weight=_UNEVEN),
+)
+row(
+    "reduction_mean_without_sample_weight",
+    'reduction="mean_with_sample_weight" and no sample weights',
+    _reduced("mean_with_sample_weight"),
+)
 
 
 @feature()
@@ -76,7 +69,7 @@ def reduction_none(ctx: Context) -> Outcome:
 @feature()
 def sample_weight(ctx: Context) -> Outcome:
     """Sample weights with zeros, which replicas share unevenly; a weighted metric."""
-    return _fit(ctx, "mse", sample_weight=_uneven_weights(PARTIAL), metrics=["mae"])
+    return _fit(ctx, "mse", sample_weight=_UNEVEN, metrics=["mae"])
 
 
 @feature()

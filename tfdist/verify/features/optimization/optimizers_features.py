@@ -10,114 +10,99 @@ from tfdist.verify.feature import Context, Function, Outcome, feature, keras
 from tfdist.verify.feature_tasks import EVEN, PARTIAL, compiled, regression, row, sgd, trained
 
 
-def _fit(ctx: Context, optimizer: Any, *, rows: int = EVEN, scale: float = 1.0, **fit: Any) -> Outcome:
+def _fit(optimizer: Any, *, rows: int = EVEN, scale: float = 1.0) -> Function:
     """Train with an optimizer, made by a function inside the scope; large targets make large gradients."""
-    model = compiled(ctx, optimizer=optimizer)
-    x, y = regression(rows)
-    return trained(ctx, model, x, y * scale, **fit)
+
+    def train(ctx: Context) -> Outcome:
+        x, y = regression(rows)
+        return trained(ctx, compiled(ctx, optimizer=optimizer), x, y * scale)
+
+    return train
 
 
-@feature()
-def clipnorm(ctx: Context) -> Outcome:
-    """Clipnorm: each gradient's norm is limited, after the replicas' gradients are summed."""
-    return _fit(ctx, lambda: sgd(clipnorm=0.5), scale=10)
+def _sgd(**options: Any) -> Function:
+    return _fit(lambda: sgd(**options))
 
 
-@feature()
-def global_clipnorm(ctx: Context) -> Outcome:
-    """Global_clipnorm: the norm over all gradients is limited."""
-    return _fit(ctx, lambda: sgd(global_clipnorm=0.5), scale=10)
+def _clipped(**options: Any) -> Function:
+    return _fit(lambda: sgd(**options), scale=10)
 
 
-@feature()
-def clipvalue(ctx: Context) -> Outcome:
-    """Clipvalue: each element of the gradients is limited."""
-    return _fit(ctx, lambda: sgd(clipvalue=0.1), scale=10)
+def _decayed() -> Any:
+    adamw = keras.optimizers.AdamW(0.01, weight_decay=0.1)
+    adamw.exclude_from_weight_decay(var_names=["bias"])
+    return adamw
 
 
-@feature()
-def gradient_accumulation(ctx: Context) -> Outcome:
-    """Gradient_accumulation_steps=2, with a partial batch."""
-    return _fit(ctx, lambda: sgd(gradient_accumulation_steps=2), rows=PARTIAL)
+def _lars() -> Any:
+    return tfdist.optimizers.LARS(tfdist.optimizers.Warmup(2.0, 4), weight_decay=0.01, trust_coefficient=0.05)
 
 
-@feature()
-def ema_overwrite(ctx: Context) -> Outcome:
-    """Moving average of the weights, written over them every two steps."""
-    return _fit(ctx, lambda: sgd(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2))
+def _scheduled() -> Any:
+    return sgd(learning_rate=keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5))
 
 
-@feature()
-def ema(ctx: Context) -> Outcome:
-    """Moving average of the weights, written over them when fit ends."""
-    return _fit(ctx, lambda: sgd(use_ema=True, ema_momentum=0.9))
+row(
+    "clipnorm",
+    "Clipnorm: each gradient's norm is limited, after the replicas' gradients are summed",
+    _clipped(clipnorm=0.5),
+)
+row("global_clipnorm", "Global_clipnorm: the norm over all gradients is limited", _clipped(global_clipnorm=0.5))
+row("clipvalue", "Clipvalue: each element of the gradients is limited", _clipped(clipvalue=0.1))
+row(
+    "gradient_accumulation",
+    "Gradient_accumulation_steps=2, with a partial batch",
+    _fit(lambda: sgd(gradient_accumulation_steps=2), rows=PARTIAL),
+)
+row(
+    "ema_overwrite",
+    "Moving average of the weights, written over them every two steps",
+    _sgd(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2),
+)
+row("ema", "Moving average of the weights, written over them when fit ends", _sgd(use_ema=True, ema_momentum=0.9))
+row("weight_decay", "AdamW with weight decay on all weights but the biases", _fit(_decayed))
+row("lars", "tfdist's LARS with weight decay, after a warm-up", _fit(_lars))
+row("lamb", "Keras' Lamb", _fit(lambda: keras.optimizers.Lamb(0.02)))
+row("learning_rate_schedule", "A learning rate that decays with the iterations", _fit(_scheduled))
+row(
+    "accumulation_with_clipping",
+    "gradient_accumulation_steps=3 with global_clipnorm: accumulated first, then clipped",
+    _clipped(gradient_accumulation_steps=3, global_clipnorm=0.5),
+)
 
 
-@feature()
-def weight_decay(ctx: Context) -> Outcome:
-    """AdamW with weight decay on all weights but the biases."""
-
-    def optimizer() -> Any:
-        adamw = keras.optimizers.AdamW(0.01, weight_decay=0.1)
-        adamw.exclude_from_weight_decay(var_names=["bias"])
-        return adamw
-
-    return _fit(ctx, optimizer)
-
-
-@feature()
-def lars(ctx: Context) -> Outcome:
-    """tfdist's LARS with weight decay, after a warm-up."""
-    optimizers = tfdist.optimizers
-    return _fit(ctx, lambda: optimizers.LARS(optimizers.Warmup(2.0, 4), weight_decay=0.01, trust_coefficient=0.05))
-
-
-@feature()
-def lamb(ctx: Context) -> Outcome:
-    """Keras' Lamb."""
-    return _fit(ctx, lambda: keras.optimizers.Lamb(0.02))
-
-
-@feature()
-def learning_rate_schedule(ctx: Context) -> Outcome:
-    """A learning rate that decays with the iterations."""
-    return _fit(ctx, lambda: sgd(learning_rate=keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)))
-
-
-@feature()
-def accumulation_with_clipping(ctx: Context) -> Outcome:
-    """gradient_accumulation_steps=3 with global_clipnorm: accumulated first, then clipped."""
-    return _fit(ctx, lambda: sgd(gradient_accumulation_steps=3, global_clipnorm=0.5), scale=10)
-
-
-def _embedded(ctx: Context, optimizer: Any, *, rows: int = EVEN, **fit: Any) -> Outcome:
+def _embedded(optimizer: Any, *, rows: int = PARTIAL, **fit: Any) -> Function:
     """Train a table of which every batch asks for each row several times, and a kernel."""
-    with ctx.scope():
-        layers = [keras.layers.Embedding(7, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
-        model.compile(optimizer(), "mse")
-        # On one device Keras builds inside the first step, where a slot that begins as its weight begins as zero.
-        model.optimizer.build(model.trainable_variables)
-    numbers = np.stack([np.arange(rows) % 7, np.arange(rows) // 5 % 7], axis=1)
-    return trained(ctx, model, numbers, regression(rows)[1], **fit)
 
+    def train(ctx: Context) -> Outcome:
+        with ctx.scope():
+            layers = [keras.layers.Embedding(7, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
+            model.compile(optimizer(), "mse")
+            # On one device Keras builds inside the first step, where a slot that begins as its weight begins as zero.
+            model.optimizer.build(model.trainable_variables)
+        numbers = np.stack([np.arange(rows) % 7, np.arange(rows) // 5 % 7], axis=1)
+        return trained(ctx, model, numbers, regression(rows)[1], **fit)
 
-@feature()
-def sparse_gradients(ctx: Context) -> Outcome:
-    """Embedding: gradients of single rows, the same row on several replicas."""
-    return _embedded(ctx, lambda: sgd())
-
-
-@feature()
-def sparse_gradients_clipped(ctx: Context) -> Outcome:
-    """Embedding with global_clipnorm and Adam."""
-    return _embedded(ctx, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1))
+    return train
 
 
 def _kind(name: str, **options: Any) -> Function:
     """Train an embedding and a kernel: an optimizer that squares gradients squares each row of a lookup by itself."""
     options = {"learning_rate": 0.01, **options}
-    return lambda ctx: _embedded(ctx, lambda: getattr(keras.optimizers, name)(**options), rows=PARTIAL, epochs=1)
+    return _embedded(lambda: getattr(keras.optimizers, name)(**options), epochs=1)
+
+
+row(
+    "sparse_gradients",
+    "Embedding: gradients of single rows, the same row on several replicas",
+    _embedded(sgd, rows=EVEN),
+)
+row(
+    "sparse_gradients_clipped",
+    "Embedding with global_clipnorm and Adam",
+    _embedded(lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1), rows=EVEN),
+)
 
 
 row("optimizer_sgd", "Embedding with plain SGD, which adds up rows of one index", _kind("SGD"))
@@ -167,24 +152,24 @@ def optimizer_loss_scaled_adam(ctx: Context) -> Outcome:
     """Embedding with Adam inside a LossScaleOptimizer."""
     callbacks = [tfdist.callbacks.LossScaleLogger()]  # fit has it by itself in a tfdist scope
     wrap = keras.optimizers.LossScaleOptimizer
-    return _embedded(ctx, lambda: wrap(keras.optimizers.Adam(0.01)), rows=PARTIAL, epochs=1, callbacks=callbacks)
+    return _embedded(lambda: wrap(keras.optimizers.Adam(0.01)), epochs=1, callbacks=callbacks)(ctx)
 
 
-@feature()
-def optimizer_several(ctx: Context) -> Outcome:
-    """Embedding with Adam, and the kernel with SGD, in one MultiOptimizer."""
+def _several() -> Any:
     optimizers = keras.optimizers
-
-    def several() -> Any:
-        return optimizers.MultiOptimizer(optimizers.OptimizerMap(sgd(), {".*embeddings": optimizers.Adam(0.01)}))
-
-    return _embedded(ctx, several, rows=PARTIAL, epochs=1)
+    return optimizers.MultiOptimizer(optimizers.OptimizerMap(sgd(), {".*embeddings": optimizers.Adam(0.01)}))
 
 
-@feature()
-def optimizer_distributed(ctx: Context) -> Outcome:
-    """Embedding with Adam inside tfdist's DistributedOptimizer."""
-    return _embedded(ctx, lambda: tfdist.optimizers.DistributedOptimizer(keras.optimizers.Adam(0.01)), rows=PARTIAL)
+row(
+    "optimizer_several",
+    "Embedding with Adam, and the kernel with SGD, in one MultiOptimizer",
+    _embedded(_several, epochs=1),
+)
+row(
+    "optimizer_distributed",
+    "Embedding with Adam inside tfdist's DistributedOptimizer",
+    _embedded(lambda: tfdist.optimizers.DistributedOptimizer(keras.optimizers.Adam(0.01))),
+)
 
 
 @feature()
@@ -195,4 +180,4 @@ def optimizer_of_ones_own(ctx: Context) -> Outcome:
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             self.assign_sub(variable, keras.ops.multiply(keras.ops.square(gradient), learning_rate))
 
-    return _embedded(ctx, lambda: Squares(0.1), rows=PARTIAL, epochs=1)
+    return _embedded(lambda: Squares(0.1), epochs=1)(ctx)
