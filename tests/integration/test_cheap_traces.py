@@ -12,6 +12,7 @@ from tfdist.testing.pool import WorkerPool, worker_environments
 CASES = Path(__file__).parent / "cases"
 
 FAILING = """
+import keras, traceback
 import tensorflow as tf
 
 @tf.function
@@ -24,6 +25,11 @@ try:
     checked(tf.constant(float("nan")))
 except tf.errors.InvalidArgumentError as error:
     print(error.message)
+for called in (tf.add, keras.layers.Dense(1)):
+    try:
+        called("a", 1) if called is tf.add else called(tf.ones(()))
+    except Exception as error:
+        print("through", [one.name for one in traceback.extract_tb(error.__traceback__)])
 """
 
 ORDERED = """
@@ -216,6 +222,9 @@ def test_operations_do_not_remember_where_they_were_made(forking: Forks, tmp_pat
     said = run(forking, tmp_path, FAILING)
     assert "made at {None}" in said, "TensorFlow takes stacks in another place: all tests cost more"
     assert "Tensor had NaN values" in said
+    of_tensorflow, of_keras = (line for line in said.splitlines() if line.startswith("through"))
+    assert "op_dispatch_handler" in of_tensorflow, "TensorFlow filters tracebacks elsewhere: all tests cost more"
+    assert "__call__" in of_keras, "Keras filters tracebacks elsewhere: all tests cost more"
 
 
 def test_a_pool_traces_a_step_of_one_device_once(forking: Forks) -> None:

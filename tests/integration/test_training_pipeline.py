@@ -123,11 +123,12 @@ def test_replicas_alone_have_the_numbers_of_one_device(two: WorkerPool, equal: E
     equal(two, "data=2,pipeline=1", "words", microbatches=2, **EVEN)
 
 
-@pytest.mark.parametrize(("name", "evaluates"), [("masked", False), ("statistics", True)])
+# of masks, the replicas of whole batches have different numbers too
+@pytest.mark.parametrize(("name", "options"), [("masked", FIT), ("statistics", {})])
 def test_replicas_of_two_stages_have_the_numbers_of_one_device(
-    four: WorkerPool, equal: Equal, name: str, evaluates: bool
+    four: WorkerPool, equal: Equal, name: str, options: dict[str, Any]
 ) -> None:
-    equal(four, "data=2,pipeline=2", name, evaluates=evaluates)
+    equal(four, "data=2,pipeline=2", name, **options)
 
 
 PARTS = "data=1,pipeline=2,model=2"
