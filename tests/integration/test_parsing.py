@@ -1,6 +1,6 @@
 """Records of numbers parsed by NumPy and the ops: what they take for certain is what TensorFlow reads, to the bit."""
 
-import itertools
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -85,6 +85,12 @@ def parser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def by_tensorflow(schema: Schema, payload: bytes) -> Values | None:
+    return _by_tensorflow(tuple(schema.items()), payload)
+
+
+@functools.cache  # both parsers are given the same records
+def _by_tensorflow(features: tuple[tuple[str, Feature], ...], payload: bytes) -> Values | None:
+    schema = Schema(dict(features))
     try:
         return {name: value[0].numpy() for name, value in tensor_columns.parsed(schema, tf.constant([payload])).items()}
     except tf.errors.InvalidArgumentError:
@@ -394,7 +400,7 @@ def test_who_is_asked_to_parse(tmp_path: Path, ops: Records) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_native", [False, True])
 def test_arrays_of_any_length_that_are_kept_as_bytes(tmp_path: Path, is_native: bool) -> None:
-    for dtype, kind in itertools.product(("float64", "uint32", "float16", "uint8"), ("some", "empty")):
+    for dtype, kind in [*((dtype, "some") for dtype in ("float64", "uint32", "float16", "uint8")), ("uint32", "empty")]:
         values = [np.arange(n % 4 if kind == "some" else 0).astype(dtype) for n in range(20)]
         schema = Schema({"a": Feature(dtype, (None,), "raw"), "y": Y})
         folder = tmp_path / f"{dtype}-{kind}"

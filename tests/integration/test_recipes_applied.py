@@ -30,7 +30,7 @@ class Applied:
 
 APPLIED = {
     "two_towers": Applied(
-        options="--packages email logging unittest --epochs 2 --batch-size 64 --negatives 5 --dim 8",
+        options="--packages importlib logging --epochs 2 --batch-size 64 --negatives 5 --dim 8",
         strategies=(
             ("--strategy", "model-parallel", "-n", "2", "--mesh", "batch=1,model=2"),
             ("--strategy", "parameter-server", "-n", "2", "--parameter-servers", "2"),
@@ -38,13 +38,13 @@ APPLIED = {
         says=r"right name of 100    first 0\.\d+, of ten 0\.\d+\n",
     ),
     "packed_language": Applied(
-        options="--packages unittest --texts 100 --epochs 1 --batch-size 32 --context 32 --blocks 1 --width 16 "
+        options="--packages logging --texts 100 --epochs 1 --batch-size 32 --context 32 --blocks 1 --width 16 "
         "--heads 2",
         strategies=(("--strategy", "pipeline", "-n", "4", "--mesh", "data=2,pipeline=2"),),
         says=r"90 texts in \d+ rows; \d+ if padded\n",
     ),
     "low_rank": Applied(
-        options="--package unittest --rows 200 --context 16 --blocks 1 --width 16 --heads 2 --rank 2 "
+        options="--package logging --rows 200 --context 16 --blocks 1 --width 16 --heads 2 --rank 2 "
         "--first-epochs 1 --epochs 2",
         says=r"trained +1,\d+ of \d+,\d+ numbers, 6 steps\n",
         writes=False,

@@ -37,23 +37,21 @@ def resumable(folder: Path, name: str) -> list[str]:
     return [str(CASES / "resumable.py"), str(folder / f"{name}.json"), str(folder / f"backup {name}"), "tfdist", "1"]
 
 
-# One after the other, and between them all points: the first start does one step, of the three of an epoch and one of
-# its validation, and a worker is killed before the next. Worker 0 is the one that saves. Where the processes of a
-# strategy have parts of a state, there are kills in the middle of a save. What a point is to one process, whatever the
-# strategy, test_backup_and_restore.py tries; tests/soak/recover.py has more of each.
+# One after the other, and between them all points: of the three steps of an epoch and one of its validation, one is
+# saved before the first kill, so that each start after it restores. Worker 0 is the one that saves. Where the processes
+# of a strategy have parts of a state, there are kills in the middle of a save. What a point is to one process, whatever
+# the strategy, test_backup_and_restore.py tries; tests/soak/recover.py has more of each.
 KILLS = {
     "multi-worker": [
         *({"worker": 0, "step": 1}, {"worker": 0, "at": "save-begin"}, {"worker": 1, "at": "restore"}),
         *({"worker": 1, "at": "tracing"}, {"worker": 1, "at": "validation"}, {"worker": 1, "at": "epoch-end"}),
     ],
     "ring": [
-        *({"worker": 0, "step": 1}, {"worker": 0, "at": "save-middle"}, {"worker": 1, "at": "restore"}),
+        *({"worker": 0, "at": "save-middle", "step": 2}, {"worker": 1, "at": "restore"}),
         {"worker": 0, "at": "save-commit"},
     ],
-    "pipeline": [{"worker": 0, "step": 1}, {"worker": 1, "at": "save-middle"}, {"worker": 0, "at": "restore"}],
-    "sharded-data-parallel": [
-        *({"worker": 0, "step": 1}, {"worker": 1, "at": "save-middle"}, {"worker": 0, "at": "restore"})
-    ],
+    "pipeline": [{"worker": 1, "at": "save-middle", "step": 2}, {"worker": 0, "at": "restore"}],
+    "sharded-data-parallel": [{"worker": 1, "at": "save-middle", "step": 2}, {"worker": 0, "at": "restore"}],
 }
 
 
