@@ -288,9 +288,7 @@ def enter(folder: str, seconds: str, command: list[str]) -> None:
     os.chdir(folder)
     signal.alarm(int(seconds))
     if is_patched():
-        gc.set_threshold(
-            10_000, 10, 10
-        )  # else Python looks for garbage after each 700 objects: a fiftieth of a training
+        gc.set_threshold(10_000, 10, 10)  # else Python looks for garbage after each 700 objects
     if command[0] not in ("pool worker", SERVER) and not os.environ.pop(OPTIMIZED, ""):
         leave_graphs_as_traced()
     if command[0] == "tfdist":

@@ -130,7 +130,12 @@ def test_delimiters(tmp_path: Path) -> None:
     assert column(csv(tmp_path, "x\ty\n1\ta\n", "b.TSV"), "y") == [b"a"]
     with refused(ConfigError, name="delimiter", received=";", path=tmp_path / "a.csv", mentions=["'x;y'"]):
         csv(tmp_path, "x;y\n1;a\n")
+    with refused(ConfigError, name="delimiter", received=";", path=tmp_path / "a.csv", mentions=["'1;2,5'"]):
+        csv(tmp_path, "x;y\n1;2,5\n")
     assert column(csv(tmp_path, "x;y\n1\n", delimiter=","), "x;y") == [1]
+    with refused(ConfigError, path=tmp_path / "a.csv", mentions=["column 1"]):
+        csv(tmp_path, ",x\n0,1\n")
+    assert column(csv(tmp_path, ",x\n0,1\n", schema={"x": Feature("int64")}), "x") == [1]
     for wrong in (";;", '"', "\n", "ü", ""):
         with refused(ConfigError, name="delimiter", received=wrong):
             Options(delimiter=wrong)

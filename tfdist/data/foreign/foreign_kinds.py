@@ -21,6 +21,7 @@ from tfdist.data.sources.compressed_files import HEAD_BYTES, kind_of
 from tfdist.data.sources.paths import alike
 from tfdist.data.sources.source_files import spelled
 from tfdist.data.sources.tables.arrow_ipc import has_field, is_saved
+from tfdist.data.writing import journal
 from tfdist.errors import ConfigError, CorruptDataError
 
 _SUFFIXES: dict[str, tuple[Callable[[Files], Foreign], str]] = {
@@ -62,6 +63,8 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
             path=str(paths[0]),
         )
     kinds = {path.suffix.lower() for path in paths}
+    if os.path.isfile(os.path.join(text, journal.NAME)):  # a directory of tfdist whose writing has not ended
+        return None
     if kinds.isdisjoint(_SUFFIXES) or (len(kinds) > 1 and any(_is_tfrecord(path) for path in paths)):
         return None
     if len(kinds) > 1:

@@ -150,8 +150,9 @@ def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files
             source_files.require_content(entry.path, entry.size)
         if entries and not known:
             raise ConfigError(
-                f"{matched[0]} is not a TFRecord file: it does not begin with a record. Files of other formats have no "
-                "checksums to verify; `tfdist data stats` reads every example of them.",
+                f"{matched[0]} is not a TFRecord file: it does not begin with a record. `tfdist data write` makes a "
+                "directory of CSV, Parquet, HDF5 and NumPy files. Formats that are read in place have no checksums to "
+                "verify; `tfdist data stats` reads every example of them.",
                 path=matched[0],
             )
         chosen = tuple(entry for entry in entries if entry.path in known)

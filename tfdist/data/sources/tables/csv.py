@@ -66,11 +66,11 @@ def open_csv(path: str, schema: Schema | None, options: Options) -> arrow_table.
         if not any(batch.num_rows for batch in _batches(reader, path)):
             raise ConfigError(f"{path} has a header and no rows; at least one is needed.", path=path)
     if options.delimiter is None and len(columns) == 1 and (other := re.search(r"[;\t|,]", columns[0])):
+        raise _delimited(path, columns[0], other[0])
+    if schema is None and "" in columns:
         raise ConfigError(
-            f"{path} has one column, {columns[0]!r}; it looks as if {other[0]!r} separated several. Pass "
-            f"delimiter={other[0]!r} (--delimiter), or the right one.",
-            name="delimiter",
-            received=other[0],
+            f"column {columns.index('') + 1} of {path} has no name. Give it one, or pass a schema of the others. Of a "
+            "table of pandas it is the index, which to_csv(index=False) leaves out.",
             path=path,
         )
     found = schema
@@ -169,19 +169,32 @@ def _batches(reader: Any, path: str) -> Iterator[Any]:
         except StopIteration:
             return
         except arrow_types.arrow().ArrowInvalid as error:
-            raise ConfigError(_said(str(error), path, reader.schema.names), path=path) from error
+            raise _refused(str(error), path, reader.schema.names) from error
 
 
-def _said(message: str, path: str, names: list[str]) -> str:
+def _delimited(path: str, text: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"{path} has one column, {text!r}; it looks as if {other!r} separated several. Pass delimiter={other!r} "
+        "(--delimiter), or the right one.",
+        name="delimiter",
+        received=other,
+        path=path,
+    )
+
+
+def _refused(message: str, path: str, names: list[str]) -> ConfigError:
     """Return pyarrow's message with example and column; pyarrow counts rows from 1, header included."""
+    if one := re.search(r"Expected 1 columns, got [0-9]+: ([^;\t|]*([;\t|]).*)", message):  # 1;2,5
+        return _delimited(path, one[1], one[2])
     row = re.search(r"Row #(\d+)", message)
     column = re.search(r"column #(\d+)", message)
     where = f"Example {int(row[1]) - 2} of {path}" if row else path
     if column:
         where += f": column {names[int(column[1])]!r}"
-    return (
+    return ConfigError(
         f"{where}: {re.sub(r'^.*?(Row #[0-9]+: |error: )', '', message)}. {_TOLD}; correct the row, or pass a schema "
-        "with a type that fits all rows (float32, string)."
+        "with a type that fits all rows (float32, string).",
+        path=path,
     )
 
 
@@ -215,5 +228,5 @@ def _opened(
                 raise ConfigError(
                     f"{path} is empty; it must have a line with its columns' names, and rows.", path=path
                 ) from error
-            raise ConfigError(_said(message, path, list(kinds or ())), path=path) from error
+            raise _refused(message, path, list(kinds or ())) from error
         yield stack.enter_context(reader)
