@@ -64,7 +64,8 @@ def _reduced(
 
 def _stand_in(value: tf.Tensor, y_pred: Any, current: current_step.Step) -> tf.Tensor:
     """Return a mean over examples in place of a loss, for a trial that examines the rest of the step."""
-    outputs = [tf.reduce_sum(tf.cast(leaf, value.dtype)) for leaf in tf.nest.flatten(y_pred) if leaf is not None]
+    leaves = [tf.cast(leaf, value.dtype) for leaf in tf.nest.flatten(y_pred) if leaf is not None]
+    outputs = [tf.reduce_sum(leaf * (1 + leaf)) for leaf in leaves]  # the plain sum of a softmax has no gradient
     return tf.add_n(outputs) / tf.cast(current.rows, value.dtype) if outputs else value
 
 
