@@ -188,9 +188,6 @@ class LiarsReport(Report):
 command = suite_command(
     "liars",
     LiarsBench,
-    examples={
-        "python -m benchmarks liars": "minutes",
-        "python -m benchmarks liars --part 0.4 --rounds 50": "",
-    },
+    examples={"python -m benchmarks liars": "minutes", "python -m benchmarks liars --part 0.4 --rounds 50": ""},
     page="federated-attacks",
 )

@@ -24,10 +24,7 @@ _LAYOUTS = {
     "extent": "TFRecords written by tfdist",
 }
 _READERS = {"native": "compiled reader", "numpy": "reader in NumPy"}
-_SERIES = (
-    ("cpu", "#9a9a9a", "examples per second of CPU time"),
-    ("speed", "#1f6fb4", "examples per second"),
-)
+_SERIES = (("cpu", "#9a9a9a", "examples per second of CPU time"), ("speed", "#1f6fb4", "examples per second"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,9 +49,7 @@ class CheckpointBench(Suite):
     batch_size: int = option(64, "Of a step.")
     rounds: int = option(7, "Of each way.")
     directory: str | None = option(
-        None,
-        "Where backups are written and removed again. Default: the folder of temporary files.",
-        metavar="FOLDER",
+        None, "Where backups are written and removed again. Default: the folder of temporary files.", metavar="FOLDER"
     )
 
     def __post_init__(self) -> None:

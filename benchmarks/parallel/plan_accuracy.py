@@ -184,11 +184,7 @@ class PlanAccuracyReport(Report):
 
 
 def predicted(
-    profile: Profile,
-    link: Link,
-    microbatches: int,
-    *,
-    begin: tuple[str, ...] | None = None,
+    profile: Profile, link: Link, microbatches: int, *, begin: tuple[str, ...] | None = None
 ) -> dict[str, tuple[float, tuple[str, ...] | None]]:
     """Return for each plan the seconds of a step, and the layers that begin stages, or None for a whole model.
 

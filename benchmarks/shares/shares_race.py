@@ -143,10 +143,7 @@ class SharesReport(Report):
 
     def shown(self) -> Iterator[Table | str]:
         setup = self.setup
-        for what, trainings in (
-            ("equally fast", self.alike),
-            (f"one {setup.factor} times slower", self.unlike),
-        ):
+        for what, trainings in (("equally fast", self.alike), (f"one {setup.factor} times slower", self.unlike)):
             yield Table(
                 (what, "ms per step", "steps/s against equal", "against ideal", "shares at the end"),
                 [

@@ -188,10 +188,7 @@ class RoundMachine:
         self._selected = dict.fromkeys(found)
         self._trained, self._evaluated, self._failure = {}, {}, ""
         self.phase = Phase.CONFIGURE
-        return [
-            messages.Configure(self.round, self.attempt, found),
-            self._deadline(self.rules.configure_seconds),
-        ]
+        return [messages.Configure(self.round, self.attempt, found), self._deadline(self.rules.configure_seconds)]
 
     def _configured(self, event: messages.Configured) -> list[Action]:
         ready = [one for one in self._selected if one in event.clients]

@@ -24,14 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from tfdist.errors import ConfigError
 from tfdist.federated.secure import masking_plan, shamir
-from tfdist.federated.secure.mask_stream import (
-    KEY_BYTES,
-    Words,
-    apply_masks,
-    derived_key,
-    public_key,
-    word_type,
-)
+from tfdist.federated.secure.mask_stream import KEY_BYTES, Words, apply_masks, derived_key, public_key, word_type
 from tfdist.federated.secure.masking_plan import MaskingPlan, ProtocolError
 from tfdist.federated.secure.neighbour_graph import neighbours_of
 
@@ -71,13 +64,7 @@ class MaskingClient:
         roster: the public signing key of every known client, which does not come from the server.
     """
 
-    def __init__(
-        self,
-        plan: MaskingPlan,
-        name: str,
-        identity: Ed25519PrivateKey,
-        roster: Mapping[str, bytes],
-    ) -> None:
+    def __init__(self, plan: MaskingPlan, name: str, identity: Ed25519PrivateKey, roster: Mapping[str, bytes]) -> None:
         self.plan = plan
         self.name = name
         self.phase = Phase.ADVERTISE

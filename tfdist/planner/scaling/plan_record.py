@@ -141,8 +141,7 @@ def read(path: Path) -> Record:
         return Record()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"the record of planning {path} cannot be read ({error}). Remove it: tfdist cache clean {FOLDER}",
-            path=path,
+            f"the record of planning {path} cannot be read ({error}). Remove it: tfdist cache clean {FOLDER}", path=path
         ) from error
 
 

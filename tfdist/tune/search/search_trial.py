@@ -13,16 +13,7 @@ from typing import Any
 from tfdist import cluster, validation
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.tune.search.search_history import Declare, Report
-from tfdist.tune.search.search_space import (
-    Choice,
-    Parameter,
-    Range,
-    Value,
-    checked,
-    draw_one,
-    from_json,
-    to_json,
-)
+from tfdist.tune.search.search_space import Choice, Parameter, Range, Value, checked, draw_one, from_json, to_json
 from tfdist.variables import SEARCH_TRIAL
 
 # in the folder of a trial
