@@ -216,11 +216,3 @@ class MaskingClient:
                 f"the box of client {peer} does not open: it was changed, or sealed for another client or sum.",
                 name=peer,
             ) from None
-
-
-def lost_mask_keys(
-    plan: MaskingPlan, private: bytes, lost: str, peers: Mapping[str, bytes]
-) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys of the masks that a lost client's peers added, and those that they removed."""
-    keys = {peer: pair_key(private, public, plan, lost, peer) for peer, public in peers.items()}
-    return [keys[p] for p in keys if p < lost], [keys[p] for p in keys if p > lost]
