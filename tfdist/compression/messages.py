@@ -15,13 +15,9 @@ Rule = Literal["keep", "reset", "sum"]
 
 @dataclass(frozen=True)
 class AllReduce:
-    """A request to add up a tensor over the members; the answer is a `Total`.
+    """A request to add up a tensor over the members; the answer is a `Total`."""
 
-    Attributes:
-        tensor: a floating-point tensor, of the same shape on all members.
-    """
-
-    tensor: tf.Tensor
+    tensor: tf.Tensor  # a floating-point tensor, of the same shape on all members
 
 
 class Total(NamedTuple):
@@ -38,24 +34,16 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class AllToAll:
-    """A request to send row i to member i; the answer has the rows for this member, row i from member i.
+    """A request to send row i to member i; the answer has the rows for this member, row i from member i."""
 
-    Attributes:
-        rows: a tensor of shape (members, ...).
-    """
-
-    rows: tf.Tensor
+    rows: tf.Tensor  # a tensor of shape (members, ...)
 
 
 @dataclass(frozen=True)
 class AllGather:
-    """A request to send all rows to all members; the answer has the rows of all members, in the members' order.
+    """A request to send all rows to all members; the answer has the rows of all members, in the members' order."""
 
-    Attributes:
-        rows: a tensor of shape (rows, ...); members may have different numbers of rows.
-    """
-
-    rows: tf.Tensor
+    rows: tf.Tensor  # a tensor of shape (rows, ...); members may have different numbers of rows
 
 
 Request = AllReduce | AllToAll | AllGather
@@ -97,17 +85,11 @@ class Exchanged(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """A tensor that a codec remembers for each tensor that it compresses.
+    """A tensor that a codec remembers for each tensor that it compresses."""
 
-    Attributes:
-        name: the name in messages, in the plural.
-        initial: the first value, the same on all members.
-        rule: the rule by which the tensor is divided anew when the number of members changes.
-    """
-
-    name: str
-    initial: tf.Tensor = field(repr=False)
-    rule: Rule = "keep"
+    name: str  # the name in messages, in the plural
+    initial: tf.Tensor = field(repr=False)  # the first value, the same on all members
+    rule: Rule = "keep"  # the rule by which the tensor is divided anew when the number of members changes
 
 
 def context_of(

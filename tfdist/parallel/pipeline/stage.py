@@ -77,17 +77,11 @@ class Pipe:
 
 @dataclass(frozen=True)
 class Told:
-    """The facts about all passes that every stage knows.
+    """The facts about all passes that every stage knows."""
 
-    Attributes:
-        has_gradient: whether each trainable weight has a gradient.
-        draws: the number of draws in one forward pass through the model, for each random generator.
-        adds: whether layers or regularizers add something to the loss.
-    """
-
-    has_gradient: list[bool]
-    draws: list[int]
-    adds: bool
+    has_gradient: list[bool]  # whether each trainable weight has a gradient
+    draws: list[int]  # the number of draws in one forward pass through the model, for each random generator
+    adds: bool  # whether layers or regularizers add something to the loss
 
 
 class StageStep:

@@ -44,21 +44,17 @@ class Passed:
 
 @dataclass
 class Found:
-    """The results of a step's passes on this stage.
+    """The results of a step's passes on this stage."""
 
-    Attributes:
-        gradients: the gradients of this stage's trainable variables, by the variables' identity.
-        states: the changed variables, by identity: the variable, and the weighted sum over micro-batches (floats) or
-            the first value.
-        outputs: the flat results of each micro-batch, in the last part.
-        added: the sum over examples of the losses that layers add, or None.
-        draws: the number of draws in one forward pass, for each random generator.
-    """
-
+    # the gradients of this stage's trainable variables, by the variables' identity
     gradients: dict[int, Accumulated] = field(default_factory=dict)
+    # the changed variables, by identity: the variable, and the weighted sum over micro-batches (floats) or the first
+    # value
     states: dict[int, tuple[keras.Variable, tf.Tensor]] = field(default_factory=dict)
+    # the flat results of each micro-batch, in the last part
     outputs: dict[int, list[tf.Tensor]] = field(default_factory=dict)
-    added: tf.Tensor | None = None
+    added: tf.Tensor | None = None  # the sum over examples of the losses that layers add, or None
+    # the number of draws in one forward pass, for each random generator
     draws: dict[int, int] = field(default_factory=dict)
     gradients_sent: list[tf.Operation] = field(default_factory=list)
 
