@@ -151,13 +151,10 @@ def _app(setup: LiarsBench, split: str, seed: int) -> App:
 
 @dataclass(frozen=True, kw_only=True)
 class LiarsReport(Report):
-    """The accuracy under each rule and attack.
-
-    Attributes:
-        accuracy: split -> rule -> attack -> accuracy on the test data, one for each seed.
-    """
+    """The accuracy under each rule and attack."""
 
     setup: LiarsBench
+    # split -> rule -> attack -> accuracy on the test data, one for each seed
     accuracy: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
     def lowest(self, split: str, name: str) -> float:

@@ -150,13 +150,10 @@ def _peers(folder: Path) -> dict[tuple[str, str], Callable[[], tuple[float, floa
 
 @dataclass(frozen=True, kw_only=True)
 class FormatsReport(Report):
-    """All measurements.
-
-    Attributes:
-        measured: subject -> way -> wall "seconds", and "cpu_seconds" of the whole process, one per round.
-    """
+    """All measurements."""
 
     setup: FormatsBench
+    # subject -> way -> wall "seconds", and "cpu_seconds" of the whole process, one per round
     measured: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
     def compared(self) -> Iterator[tuple[Race, dict[str, Quartiles]]]:

@@ -79,15 +79,11 @@ class PipelineBench(TransformerSuite):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineReport(Report):
-    """The seconds per step and the memory of each arm.
-
-    Attributes:
-        seconds: arm -> seconds per step, one per round; the slowest process's.
-        grown_bytes: arm -> for each process, its peak memory minus its memory without a model.
-    """
+    """The seconds per step and the memory of each arm."""
 
     setup: PipelineBench
-    seconds: Mapping[str, Sequence[float]]
+    seconds: Mapping[str, Sequence[float]]  # arm -> seconds per step, one per round; the slowest process's
+    # arm -> for each process, its peak memory minus its memory without a model
     grown_bytes: Mapping[str, Sequence[int]]
 
     def bubble(self, schedule: str) -> float:
@@ -145,11 +141,6 @@ class PipelineReport(Report):
 
 def ideal(seconds: float, stages: int, bubble: float) -> float:
     """Return the seconds of a step whose stages share all computing, and wait for each other only in the bubble.
-
-    Args:
-        seconds: of a step on one process.
-        stages: the number of stages.
-        bubble: the part of the step in which a stage waits.
 
     Example:
         >>> ideal(1.0, 2, 0.0), ideal(1.0, 2, 0.5)

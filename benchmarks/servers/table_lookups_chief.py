@@ -63,11 +63,7 @@ def prepare(what: str, batch_size: int, steps: int) -> None:
 
 
 def measure(what: str, ids: str, batch_size: int, steps: int) -> float:
-    """Return the seconds of the given number of batches.
-
-    Raises:
-        TfdistError: a worker was lost meanwhile.
-    """
+    """Return the seconds of the given number of batches."""
     drawn = draw(ids, batch_size * steps, _built["rows"])
     if what == "lookups":
         began = time.perf_counter()

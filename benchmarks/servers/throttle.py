@@ -21,11 +21,6 @@ _LONGEST_STOP_SECONDS = 10 * CYCLE_SECONDS
 def stop_seconds(ran: float, stopped: float, factor: float) -> float:
     """Return the seconds for which to stop a process now, so that it has run for 1 / ``factor`` of its time.
 
-    Args:
-        ran: the seconds for which it could run so far.
-        stopped: the seconds for which it was stopped so far.
-        factor: at least 1.
-
     Example:
         >>> stop_seconds(0.5, 0.75, 3.0)
         0.25
