@@ -75,16 +75,11 @@ class StepTime:
 
 
 class Exchange(NamedTuple):
-    """One exchange of a step's gradients.
+    """One exchange of a step's gradients."""
 
-    Attributes:
-        ready: the seconds from the beginning of a step until its gradients are there.
-        transfer: its use of the network.
-        after: the number of an earlier exchange that must have arrived before it begins, if there is one.
-    """
-
-    ready: float
-    transfer: Transfer
+    ready: float  # the seconds from the beginning of a step until its gradients are there
+    transfer: Transfer  # its use of the network
+    # the number of an earlier exchange that must have arrived before it begins, if there is one
     after: int | None = None
 
 
