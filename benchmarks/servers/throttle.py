@@ -48,9 +48,7 @@ class Throttle:
     def __init__(self, pid: int, factor: float, *, send: Callable[[int, int], None] = os.kill) -> None:
         if not factor >= 1:
             raise ConfigError(f"factor is {factor}; it must be at least 1: how many times slower the process gets.")
-        self._pid = pid
-        self._factor = factor
-        self._send = send
+        self._pid, self._factor, self._send = pid, factor, send
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tfdist-throttle-{pid}", daemon=True)
 

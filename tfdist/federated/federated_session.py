@@ -93,9 +93,7 @@ class FederatedSession:
         self.codec = UpdateCodec(app.compression, arrays_of_clients(app.algorithm, self.state))
         self.records = list[RoundRecord]()
         self._counted = dict[str, tuple[int, int]]()
-        self._evaluate = evaluate
-        self._masked_bytes = masked_bytes
-        self._around = around
+        self._evaluate, self._masked_bytes, self._around = evaluate, masked_bytes, around
         self._asked: messages.Aggregate | None = None
         self._is_resumed = found is not None
         self._began = time.monotonic()

@@ -31,10 +31,7 @@ class PrivacyBudgetError(TfdistError, RuntimeError):
 
     def __init__(self, message: str, *, epsilon: float, delta: float, would_spend: float, spent: float) -> None:
         super().__init__(message, name="epsilon", received=would_spend)
-        self.epsilon = epsilon
-        self.delta = delta
-        self.would_spend = would_spend
-        self.spent = spent
+        self.epsilon, self.delta, self.would_spend, self.spent = epsilon, delta, would_spend, spent
 
     def __reduce__(self) -> Any:
         fields = {"epsilon": self.epsilon, "delta": self.delta, "would_spend": self.would_spend, "spent": self.spent}

@@ -37,9 +37,7 @@ class PrivateStep:
     adds_up_over_replicas = True
 
     def __init__(self, model: keras.Model, noise: Callable[[], Noise], counter: keras.Variable) -> None:
-        self._model = model
-        self._noise = noise
-        self._counter = counter
+        self._model, self._noise, self._counter = model, noise, counter
 
     def __call__(self, data: Any) -> Any:
         model, noise, current = self._model, self._noise(), current_step.current()

@@ -97,12 +97,8 @@ class StageStep:
         loss_reduction: str,
         shares: Callable[[], Shares],
     ) -> None:
-        self._model = model
-        self._division = division
-        self._pipe = pipe
-        self._unseeded = unseeded
-        self._loss_reduction = loss_reduction
-        self._shares = shares
+        self._model, self._division, self._pipe, self._unseeded = model, division, pipe, unseeded
+        self._loss_reduction, self._shares = loss_reduction, shares
         self._known: whole_batches.Sums = []
         self._example_weight = 1.0
         self._comparing: list[str] | None = None  # losses that compare examples, once they were tried

@@ -80,16 +80,9 @@ class Run:
     ) -> None:
         self._model = model
         self._kinds = {} if kinds is None else kinds
-        self._division = division
-        self._devices = devices
-        self._stage = stage
-        self._stages = stages
-        self._links = links
-        self._microbatches = microbatches
-        self._training = training
-        self._unseeded = unseeded
-        self._recompute = recompute
-        self._updates = updates
+        self._division, self._devices, self._stage, self._stages = division, devices, stage, stages
+        self._links, self._microbatches, self._training = links, microbatches, training
+        self._unseeded, self._recompute, self._updates = unseeded, recompute, updates
         self._passed: dict[Work, Passed] = {}
         self._received: dict[Work, dict[Edge, tf.Tensor]] = {}
         self._traced: dict[tuple[int, int, bool], TracedPass] = {}

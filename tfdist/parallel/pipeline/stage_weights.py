@@ -39,10 +39,8 @@ class StageLayout(PartLayout):
         self.holders: tuple[int, ...] | None = None
         #: the device on which this process has it; None: the one on which the process has everything
         self.device: str | None = None
-        self._along = along
-        self._is_first_replica = is_first_replica
-        self._replicas = replicas
-        self._within = within
+        self._along, self._is_first_replica = along, is_first_replica
+        self._replicas, self._within = replicas, within
         place = axes.mesh.coordinates(axes.rank)
         self._is_first_of_copies = within is not None or place.get(MODEL, 0) == 0
 
