@@ -60,7 +60,6 @@ class DataBench(Suite):
     )
 
     def examples(self, kind: str, subject: str) -> int:
-        """Return the number of examples of a turn."""
         if kind == "resume":
             return 1
         if subject == "write":

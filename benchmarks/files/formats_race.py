@@ -36,7 +36,6 @@ class Race:
     at_least: bool = True
 
     def is_met(self, value: Quartiles) -> bool:
-        """Return whether the median meets it."""
         return value.median >= self.bound if self.at_least else value.median <= self.bound
 
 
@@ -83,7 +82,6 @@ class FormatsBench(Suite):
     )
 
     def examples(self, subject: str) -> int:
-        """Return the number of examples of a turn."""
         return {"mixing": self.rows, "packing": self.documents}.get(subject, self.images)
 
     def run(self, told: Told = untold) -> "FormatsReport":

@@ -51,7 +51,6 @@ class Job:
 
 
 def has_horovod() -> bool:
-    """Return whether Horovod is installed."""
     return importlib.util.find_spec("horovod") is not None
 
 

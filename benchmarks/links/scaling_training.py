@@ -31,7 +31,6 @@ def prepare(every: int) -> None:
 
 
 def costs() -> dict[str, float]:
-    """Return the costs of this link."""
     return calibrating.costs_of(_strategies["data"].workers.collective)
 
 

@@ -131,7 +131,6 @@ class SeldomReport(Report):
         return quartiles([one.peak for one in self.trainings[arm]])
 
     def accuracy(self, arm: str) -> Quartiles:
-        """Return the accuracy at the end."""
         return quartiles([one.accuracy[-1] for one in self.trainings[arm]])
 
     def seconds_to_target(self, arm: str) -> Quartiles | None:

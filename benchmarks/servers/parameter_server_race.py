@@ -58,7 +58,6 @@ class ParameterServerBench(Suite):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of workers."""
         return tuple(parse_integer("workers", one, minimum=1, hint="Such as 1,2,3.") for one in self.workers.split(","))
 
     def run(self, told: Told = untold) -> "ParameterServerReport":

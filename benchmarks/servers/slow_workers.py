@@ -60,7 +60,6 @@ class Crowd:
         return ratio(self.seconds["synchronous"], self.seconds[mode])
 
     def distribution(self, mode: str) -> Distribution:
-        """Return the distribution of the gradients' staleness."""
         return Distribution(Counter(self.staleness[mode]))
 
 

@@ -83,7 +83,6 @@ def measure(mode: str, steps: int) -> dict[str, Any]:
 
 
 def end() -> None:
-    """End the tasks."""
     for strategy in _strategies.values():
         strategy.close()
 

@@ -43,7 +43,6 @@ class TableLookups:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the table."""
         return 4 * self.rows * self.dim
 
     def run(self, told: Told = untold) -> "TableResult":

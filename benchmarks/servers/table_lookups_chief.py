@@ -18,7 +18,6 @@ _built: dict[str, Any] = {}
 
 
 def start(workers: int, servers: int) -> None:
-    """Start the tasks."""
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(servers)
     _built["strategy"] = ParameterServerStrategy(
         local_workers=workers, local_servers=servers, variable_partitioner=partitioner
@@ -81,7 +80,6 @@ def measure(what: str, ids: str, batch_size: int, steps: int) -> float:
 
 
 def end() -> None:
-    """End the tasks."""
     _built["strategy"].close()
 
 

@@ -193,7 +193,6 @@ def build(
 
 
 def compile_command(of: Library, compiler: Sequence[str], target: Target, source: Path, output: Path) -> list[str]:
-    """Return the command that compiles one file of the library."""
     flags = [*_FLAGS, *of.flags, "-isystem", str(target.include)]
     return [*compiler, *flags, "-c", str(source), "-o", str(output)]
 
@@ -201,7 +200,6 @@ def compile_command(of: Library, compiler: Sequence[str], target: Target, source
 def link_command(
     of: Library, compiler: Sequence[str], target: Target, objects: Sequence[Path], output: Path
 ) -> list[str]:
-    """Return the command that links the library."""
     library = [f"-L{target.include.parent}", "-l:libtensorflow_framework.so.2"] if of.uses_tensorflow else []
     return [*compiler, *_FLAGS, *of.flags, *_LINKING, *map(str, objects), "-o", str(output), *library]
 

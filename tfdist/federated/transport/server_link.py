@@ -62,7 +62,6 @@ class ServerLink:
 
     @property
     def address(self) -> str:
-        """The address of the server."""
         return f"{self._host}:{self._port}"
 
     def take(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
@@ -74,7 +73,6 @@ class ServerLink:
         return self._loop.call(self._send(message))
 
     def close(self) -> None:
-        """End the connection."""
         self._loop.close()
 
     async def _start(self) -> None:

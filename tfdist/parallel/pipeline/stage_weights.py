@@ -98,7 +98,6 @@ class StageLayout(PartLayout):
 
     @property
     def layout(self) -> tuple[str | None, ...]:
-        """The layout of the part that a stage has."""
         return (None,) * len(self.shape) if self._within is None else self._within.layout
 
     @property
@@ -108,7 +107,6 @@ class StageLayout(PartLayout):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the part that this process has."""
         return self.held_shape if self.is_held else (0,)
 
     @property
@@ -213,7 +211,6 @@ class SlotLayout(PartLayout):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the part that this process has."""
         if not self.is_settled:
             return self._weight.local_shape
         return self.stretch.shape if self.is_held else (0,)

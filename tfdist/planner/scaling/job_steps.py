@@ -118,7 +118,6 @@ class Job:
 
     @property
     def examples(self) -> int:
-        """The number of examples in a step."""
         return self.profile.batch if self.batch is None else self.batch
 
     @property

@@ -62,11 +62,9 @@ class Record:
     pairs: tuple[Pair, ...] = ()  # the pairs of predictions and measurements, in the order of measurement
 
     def calibrated(self, found: Calibration) -> "Record":
-        """Return the record with another calibration."""
         return dataclasses.replace(self, calibration=found)
 
     def expecting(self, steps: Mapping[str, float]) -> "Record":
-        """Return the record with predictions of commands."""
         kept = {**{key: value for key, value in self.expected.items() if key not in steps}, **steps}
         return dataclasses.replace(self, expected=dict(list(kept.items())[-_MOST:]))
 
