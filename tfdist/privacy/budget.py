@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tfdist import validation
@@ -35,11 +36,7 @@ class PrivacyBudgetError(TfdistError, RuntimeError):
 
     def __reduce__(self) -> Any:
         fields = {"epsilon": self.epsilon, "delta": self.delta, "would_spend": self.would_spend, "spent": self.spent}
-        return _made_again, (str(self), fields)
-
-
-def _made_again(message: str, fields: Mapping[str, float]) -> PrivacyBudgetError:
-    return PrivacyBudgetError(message, **fields)
+        return partial(PrivacyBudgetError, str(self), **fields), ()
 
 
 @dataclass(frozen=True)

@@ -64,20 +64,11 @@ class TracedPass:
 
     def __call__(self, given: Given) -> Made:
         values = self._function(*_flat(given.structure))
-        sent, outputs, loss, added, target, states = _packed(self._results, values)
-        return Made(
-            sent=sent,
-            outputs=outputs,
-            loss=loss,
-            added=added,
-            target=target,
-            states=states,
-            changed=self._made.changed,
-            draws=self._made.draws,
-        )
+        return Made(*_packed(self._results, values), changed=self._made.changed, draws=self._made.draws)
 
 
 def _tensors(made: Made) -> tuple[Any, ...]:
+    """Return the tensors of the results, in the order of their fields."""
     # a gradient is taken of what is sent, and of the target, alone
     outputs, loss, added, states = tf.nest.map_structure(
         lambda one: None if one is None else tf.stop_gradient(one), (made.outputs, made.loss, made.added, made.states)
