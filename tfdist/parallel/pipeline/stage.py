@@ -33,33 +33,24 @@ from tfdist.training.replica import batch_rows, current_step, replica_metrics, r
 
 @dataclass(frozen=True, kw_only=True)
 class Pipe:
-    """The place of a process in a pipeline, and its collectives.
-
-    Attributes:
-        everybody: the collective of all processes.
-        traced, between: the collectives of the stages of this replica; the first under keys of the traced function.
-        replica, replicas: the part of a batch that this process has, and the number of parts.
-        copies, copy: the number of processes of a stage with the same part of a batch, each with its part of the
-            weights, and the number of this process among them.
-        schedule: a function that returns the schedule of a number of micro-batches.
-        microbatches: the largest number of micro-batches in a batch.
-        devices: the device of each stage, if this process is alone and has all stages; `stages` is 1 then.
-    """
+    """The place of a process in a pipeline, and its collectives."""
 
     workers: Workers
-    everybody: TracedCollective
-    traced: TracedCollective
-    between: Collective
+    everybody: TracedCollective  # of all processes
+    traced: TracedCollective  # of the stages of this replica, under keys of the traced function
+    between: Collective  # of the same stages
     stage: int
     stages: int
-    replica: int
-    replicas: int
-    schedule: Callable[[int], Schedule]
-    microbatches: int
+    replica: int  # the number of the part of a batch that this process has
+    replicas: int  # the number of parts
+    schedule: Callable[[int], Schedule]  # returns the schedule of a number of micro-batches
+    microbatches: int  # the largest number of micro-batches in a batch
     recompute: bool
+    # the device of each stage, if this process is alone and has all stages; `stages` is 1 then
     devices: tuple[str, ...] = ()
+    # the number of processes of a stage with the same part of a batch, each with its part of the weights
     copies: int = 1
-    copy: int = 0
+    copy: int = 0  # the number of this process among them
 
     @property
     def is_last(self) -> bool:
