@@ -64,7 +64,8 @@ class TracedPass:
 
     def __call__(self, given: Given) -> Made:
         values = self._function(*_flat(given.structure))
-        return Made(*_packed(self._results, values), changed=self._made.changed, draws=self._made.draws)
+        sent, outputs, loss, added, target, states = _packed(self._results, values)
+        return Made(sent, outputs, loss, added, target, states, self._made.changed, self._made.draws)
 
 
 def _tensors(made: Made) -> tuple[Any, ...]:
