@@ -15,11 +15,7 @@ _SHOWN = 2000  # characters of what a failed program has said
 
 
 def quietly(command: Sequence[str], **known: Any) -> str:
-    """Run a turn whose messages matter only if it fails, and return its standard output; ``known`` as for `run`.
-
-    Raises:
-        TfdistError: it has failed; the error has the end of its messages.
-    """
+    """Run a turn whose messages matter only if it fails, and return its standard output; ``known`` as for `run`."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TURN_SECONDS, check=False, **known)
     if done.returncode:
         said = (done.stderr or done.stdout)[-_SHOWN:]
@@ -30,10 +26,7 @@ def quietly(command: Sequence[str], **known: Any) -> str:
 def python_with(environment: Path, *requirements: str, alone: Sequence[str] = ()) -> Path:
     """Return the Python of a virtual environment, which is made if it is missing or has other requirements.
 
-    Args:
-        environment: the folder of the environment.
-        requirements: the requirements, as for pip.
-        alone: more requirements, installed without their own dependencies.
+    Those in ``alone`` are installed without their own dependencies.
     """
     python, whole = environment / "bin" / "python", environment / "requirements.json"
     wanted = [*requirements, *alone]

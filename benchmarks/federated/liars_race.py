@@ -151,13 +151,10 @@ def _app(setup: LiarsBench, split: str, seed: int) -> App:
 
 @dataclass(frozen=True, kw_only=True)
 class LiarsReport(Report):
-    """The accuracy under each rule and attack.
-
-    Attributes:
-        accuracy: split -> rule -> attack -> accuracy on the test data, one for each seed.
-    """
+    """The accuracy under each rule and attack."""
 
     setup: LiarsBench
+    # split -> rule -> attack -> accuracy on the test data, one for each seed
     accuracy: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
     def lowest(self, split: str, name: str) -> float:
@@ -188,9 +185,6 @@ class LiarsReport(Report):
 command = suite_command(
     "liars",
     LiarsBench,
-    examples={
-        "python -m benchmarks liars": "minutes",
-        "python -m benchmarks liars --part 0.4 --rounds 50": "",
-    },
+    examples={"python -m benchmarks liars": "minutes", "python -m benchmarks liars --part 0.4 --rounds 50": ""},
     page="federated-attacks",
 )

@@ -88,10 +88,7 @@ def _simulated(setup: RoundsBench, parts: list[Any], test: Any, seed: int) -> di
 
     app = App(_make_model, parts, FedAvg(batch_size=_BATCH), test_data=test)
     found = simulate(app, rounds=setup.rounds, seed=seed).rounds
-    return {
-        "seconds": [one.seconds for one in found[1:]],
-        "accuracy": [one.evaluation["accuracy"] for one in found],
-    }
+    return {"seconds": [one.seconds for one in found[1:]], "accuracy": [one.evaluation["accuracy"] for one in found]}
 
 
 @dataclass(frozen=True, kw_only=True)

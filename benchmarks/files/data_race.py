@@ -24,10 +24,7 @@ _LAYOUTS = {
     "extent": "TFRecords written by tfdist",
 }
 _READERS = {"native": "compiled reader", "numpy": "reader in NumPy"}
-_SERIES = (
-    ("cpu", "#9a9a9a", "examples per second of CPU time"),
-    ("speed", "#1f6fb4", "examples per second"),
-)
+_SERIES = (("cpu", "#9a9a9a", "examples per second of CPU time"), ("speed", "#1f6fb4", "examples per second"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,6 @@ class DataBench(Suite):
     )
 
     def examples(self, kind: str, subject: str) -> int:
-        """Return the number of examples of a turn."""
         if kind == "resume":
             return 1
         if subject == "write":
@@ -105,11 +101,7 @@ def measured(
 ) -> "list[DataRow]":
     """Let all sides take turns, after an uncounted round, and return a row for each.
 
-    Args:
-        subject: "write", "read" or "resume".
-        arms: (kind, way) -> writes or reads all examples once.
-        setup: the benchmark.
-        told: gets the name of the next measurement.
+    ``arms``: (kind, way) -> a function that writes or reads all examples once.
     """
     named = {f"{kind}: {way}": (kind, way) for kind, way in arms}
 
@@ -132,17 +124,11 @@ def measured(
 
 @dataclass(frozen=True)
 class DataTarget:
-    """The bound that a ratio must meet.
+    """The bound that a ratio must meet."""
 
-    Attributes:
-        of: "cpu" or "speed" (examples per second) or "time", against the peer.
-        bound: the number.
-        at_least: whether the ratio has to be at least the number; otherwise at most.
-    """
-
-    of: str
-    bound: float
-    at_least: bool
+    of: str  # "cpu" or "speed" (examples per second) or "time", against the peer
+    bound: float  # the number
+    at_least: bool  # whether the ratio has to be at least the number; otherwise at most
 
     def is_met(self, value: Quartiles) -> bool:
         """Return whether the median meets the bound."""
@@ -169,23 +155,14 @@ _PEER_OF = {"tf.data, skip": "tf.data, fresh start"}
 
 @dataclass(frozen=True)
 class DataRow:
-    """One side, which is measured once per round.
+    """One side, which is measured once per round."""
 
-    Attributes:
-        subject: "write", "read" or "resume".
-        kind: "rows" or "images"; "resume".
-        way: the side, and its way.
-        examples: per turn.
-        seconds: wall clock, per round.
-        cpu_seconds: of the whole process with all its threads, per round.
-    """
-
-    subject: str
-    kind: str
-    way: str
-    examples: int
-    seconds: Sequence[float]
-    cpu_seconds: Sequence[float]
+    subject: str  # "write", "read" or "resume"
+    kind: str  # "rows" or "images"; "resume"
+    way: str  # the side, and its way
+    examples: int  # per turn
+    seconds: Sequence[float]  # wall clock, per round
+    cpu_seconds: Sequence[float]  # of the whole process with all its threads, per round
 
     @property
     def target(self) -> DataTarget | None:
@@ -215,18 +192,12 @@ class DataRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport(Report):
-    """All measurements.
-
-    Attributes:
-        rows: one for each side; the first of its kind is the peer of the others.
-        state_bytes: the bytes of a reader's state: tfdist's, and tf.data's with a shuffle buffer.
-        left_out: a side that could not be measured -> the reason.
-    """
+    """All measurements."""
 
     setup: DataBench
-    rows: Sequence[DataRow]
-    state_bytes: Mapping[str, int]
-    left_out: Mapping[str, str]
+    rows: Sequence[DataRow]  # one for each side; the first of its kind is the peer of the others
+    state_bytes: Mapping[str, int]  # the bytes of a reader's state: tfdist's, and tf.data's with a shuffle buffer
+    left_out: Mapping[str, str]  # a side that could not be measured -> the reason
 
     def peer(self, row: DataRow) -> DataRow:
         """Return the row of the peer with which a row is compared."""

@@ -161,13 +161,7 @@ def _feature_of(values: Any) -> Callable[[Any], tf.train.Feature]:
 
 
 def _sequential(folder: Path, kind: str, batch_size: int) -> tf.data.Dataset:
-    """Return the peer: files in their order, checksums checked, whole batches parsed on two threads, prefetched.
-
-    Args:
-        folder: the folder that `_write_examples` wrote.
-        kind: "rows" or "images".
-        batch_size: examples of a batch.
-    """
+    """Return the peer: files in their order, checksums checked, whole batches parsed on two threads, prefetched."""
     spec = {
         "label": tf.io.FixedLenFeature([], tf.int64),
         **(
@@ -194,10 +188,7 @@ def consumer(dataset: tf.data.Dataset) -> Callable[[], int]:
 def _by_grain(file: Path, source: Path, batch_size: int) -> Callable[[], int]:
     """Return a function that reads all pictures of an array_record file; a missing file is written first.
 
-    Args:
-        file: the array_record file, with groups of one record, as grain's guide advises.
-        source: the directory that tfdist wrote; the records are the same bytes.
-        batch_size: pictures of a batch.
+    Its groups have one record, as grain's guide advises; ``source`` is tfdist's directory with the same bytes.
     """
     grain: Any = importlib.import_module("grain")
     array_record: Any = importlib.import_module("array_record.python.array_record_module")

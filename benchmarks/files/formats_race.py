@@ -36,7 +36,6 @@ class Race:
     at_least: bool = True
 
     def is_met(self, value: Quartiles) -> bool:
-        """Return whether the median meets it."""
         return value.median >= self.bound if self.at_least else value.median <= self.bound
 
 
@@ -83,7 +82,6 @@ class FormatsBench(Suite):
     )
 
     def examples(self, subject: str) -> int:
-        """Return the number of examples of a turn."""
         return {"mixing": self.rows, "packing": self.documents}.get(subject, self.images)
 
     def run(self, told: Told = untold) -> "FormatsReport":
@@ -150,13 +148,10 @@ def _peers(folder: Path) -> dict[tuple[str, str], Callable[[], tuple[float, floa
 
 @dataclass(frozen=True, kw_only=True)
 class FormatsReport(Report):
-    """All measurements.
-
-    Attributes:
-        measured: subject -> way -> wall "seconds", and "cpu_seconds" of the whole process, one per round.
-    """
+    """All measurements."""
 
     setup: FormatsBench
+    # subject -> way -> wall "seconds", and "cpu_seconds" of the whole process, one per round
     measured: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
     def compared(self) -> Iterator[tuple[Race, dict[str, Quartiles]]]:

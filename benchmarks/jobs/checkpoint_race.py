@@ -49,9 +49,7 @@ class CheckpointBench(Suite):
     batch_size: int = option(64, "Of a step.")
     rounds: int = option(7, "Of each way.")
     directory: str | None = option(
-        None,
-        "Where backups are written and removed again. Default: the folder of temporary files.",
-        metavar="FOLDER",
+        None, "Where backups are written and removed again. Default: the folder of temporary files.", metavar="FOLDER"
     )
 
     def __post_init__(self) -> None:
@@ -87,26 +85,17 @@ class CheckpointBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to train a model with a state of one size.
+    """One way to train a model with a state of one size."""
 
-    Attributes:
-        megabytes: requested size of the state.
-        name: from `WAYS`.
-        saves: in one call of `fit`.
-        seconds: of one call of `fit`, one per round, including the wait for the last save.
-        stops: seconds from the end of a step to the start of the next with a save between them, minus those without a
-            save; the mean of one call of `fit`, one per round.
-        starts: seconds from calling `fit` to its first step if it resumes from a backup, one per round.
-        bytes: of one backup on the disk.
-    """
-
-    megabytes: float
-    name: str
-    saves: int
-    seconds: Sequence[float]
+    megabytes: float  # requested size of the state
+    name: str  # from `WAYS`
+    saves: int  # in one call of `fit`
+    seconds: Sequence[float]  # of one call of `fit`, one per round, including the wait for the last save
+    # seconds from the end of a step to the start of the next with a save between them, minus those without a save; the
+    # mean of one call of `fit`, one per round
     stops: Sequence[float]
-    starts: Sequence[float]
-    bytes: int
+    starts: Sequence[float]  # seconds from calling `fit` to its first step if it resumes from a backup, one per round
+    bytes: int  # of one backup on the disk
 
     def added(self, without: "Way") -> list[float]:
         """Return the seconds that a save adds to training, one per round; noise can make one negative.
@@ -125,14 +114,10 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReport(Report):
-    """All measurements.
-
-    Attributes:
-        ways: every way with every size.
-    """
+    """All measurements."""
 
     setup: CheckpointBench
-    ways: Sequence[Way]
+    ways: Sequence[Way]  # every way with every size
 
     def way(self, megabytes: float, name: str) -> Way:
         """Return one way with one size."""

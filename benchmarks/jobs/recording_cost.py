@@ -97,30 +97,20 @@ class RecordingBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingReport(Report):
-    """The seconds per step of each arm.
-
-    Attributes:
-        seconds: of a step of each arm, one per round; the slowest worker's.
-        processor: CPU seconds of a step, the mean of the workers. They include the time in which workers poll for each
-            other, but no time of other programs.
-        flushing: CPU seconds of a step for writing rows, of the worker that wrote longest.
-        inside: the most seconds that an arm adds to a step, one per round, of the slowest worker. They are those of the
-            recorder in the thread of the step, and those of the stamps in a function in which nothing hides them.
-    """
+    """The seconds per step of each arm."""
 
     setup: RecordingBench
-    seconds: Mapping[str, Sequence[float]]
+    seconds: Mapping[str, Sequence[float]]  # of a step of each arm, one per round; the slowest worker's
+    # CPU seconds of a step, the mean of the workers. They include the time in which workers poll for each other, but no
+    # time of other programs
     processor: Mapping[str, Sequence[float]]
-    flushing: Mapping[str, Sequence[float]]
+    flushing: Mapping[str, Sequence[float]]  # CPU seconds of a step for writing rows, of the worker that wrote longest
+    # the most seconds that an arm adds to a step, one per round, of the slowest worker. They are those of the recorder
+    # in the thread of the step, and those of the stamps in a function in which nothing hides them
     inside: Mapping[str, Sequence[float]]
 
     def added(self, arm: str, of: str = "seconds") -> list[float]:
-        """Return the part that an arm adds to an unrecorded step, one per round.
-
-        Args:
-            arm: of `ARMS`.
-            of: "seconds" or "processor".
-        """
+        """Return the part that an arm adds to an unrecorded step, one per round, of "seconds" or "processor"."""
         found = getattr(self, of)
         return [one / plain - 1 for one, plain in zip(found[arm], found["nothing"], strict=True)]
 

@@ -38,43 +38,24 @@ class Kills:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The measurements of one job; sequences have one number for each kill.
+    """The measurements of one job; sequences have one number for each kill."""
 
-    Attributes:
-        noticed: seconds from the kill until the agent, or the remaining worker, saw it.
-        recovered: seconds from the kill until all remaining workers had ended a step with the restored state.
-        repeated: steps that were repeated.
-        workers: the number of workers that continued.
-        step_seconds: the time of a step before the first kill, including work for recovery, such as backups.
-        variables: the number of variables in the state.
-        bytes: the size of all these variables.
-    """
-
-    noticed: Sequence[float]
+    noticed: Sequence[float]  # seconds from the kill until the agent, or the remaining worker, saw it
+    # seconds from the kill until all remaining workers had ended a step with the restored state
     recovered: Sequence[float]
-    repeated: Sequence[int]
-    workers: int
-    step_seconds: float
-    variables: int
-    bytes: int
+    repeated: Sequence[int]  # steps that were repeated
+    workers: int  # the number of workers that continued
+    step_seconds: float  # the time of a step before the first kill, including work for recovery, such as backups
+    variables: int  # the number of variables in the state
+    bytes: int  # the size of all these variables
 
 
 def has_horovod() -> bool:
-    """Return whether Horovod is installed."""
     return importlib.util.find_spec("horovod") is not None
 
 
 def tfdist_job(asked: Kills, strategy: str, folder: Path) -> Job:
-    """Run a job of two workers under `tfdist run`, which are killed one after the other.
-
-    Args:
-        asked: the model and the kills.
-        strategy: the strategy, followed by flags of `tfdist run`.
-        folder: for all written files.
-
-    Raises:
-        TfdistError: it has failed, or not recovered.
-    """
+    """Run a job of two workers under `tfdist run --strategy ...`, which are killed one after the other."""
     plan = FaultPlan(
         faults=tuple(
             Fault(kind="kill", worker=(number + 1) % 2, step=asked.every if number else asked.first, restart=number)
@@ -90,11 +71,7 @@ def tfdist_job(asked: Kills, strategy: str, folder: Path) -> Job:
 
 
 def horovod_job(asked: Kills, folder: Path) -> Job:
-    """Run a job of two workers under `horovodrun`, in which one is killed.
-
-    Raises:
-        TfdistError: it has failed, or not recovered.
-    """
+    """Run a job of two workers under `horovodrun`, in which one is killed."""
     plan = FaultPlan(faults=(Fault(kind="kill", worker=1, step=asked.first),))
     hosts = folder / "hosts.sh"
     hosts.write_text(_HOSTS, encoding="utf-8")
@@ -113,16 +90,7 @@ def of_events(
     events: Sequence[dict[str, Any]],
     notes: Sequence[dict[str, Any]],
 ) -> Job:
-    """Return the measurements of a job under `tfdist run`.
-
-    Args:
-        plan: the kills.
-        happened: the log of faults.
-        events: the event file.
-        notes: of the script.
-    Raises:
-        TfdistError: a kill did not happen, or the workers did not step again.
-    """
+    """Return the measurements of a job under `tfdist run`."""
     found = fault_plan.verdicts(plan, happened, events)
     noticed = [one.found_after for one in found if one.found_after is not None]
     recovered = [one.recovered_after for one in found if one.recovered_after is not None]
@@ -140,14 +108,7 @@ def of_events(
 
 
 def of_notes(happened: Sequence[dict[str, Any]], notes: Sequence[dict[str, Any]]) -> Job:
-    """Return the measurements of a job under `horovodrun`.
-
-    Args:
-        happened: the log of faults: one kill.
-        notes: of the script's processes.
-    Raises:
-        TfdistError: no worker was killed, or the other worker did not step again.
-    """
+    """Return the measurements of a job under `horovodrun`."""
     if not happened:
         raise TfdistError("no worker was killed: Horovod's job did not get to that step.")
     kill = float(happened[0]["clock"])

@@ -51,11 +51,7 @@ class RecoveryBench(Suite):
     rounds: int = option(5, "Jobs of each way.")
 
     def run(self, told: Told = untold) -> "RecoveryReport":
-        """Let all ways take turns and return the report.
-
-        Raises:
-            TfdistError: a job of tfdist did not recover, or the two sides do not have the same state.
-        """
+        """Let all ways take turns and return the report."""
         names, why_not = (PEER, *(self.strategies or STRATEGIES)), dict[str, str]()
         if not recovery_jobs.has_horovod():
             built = [PEER, *(name for name in names if name.startswith("ring"))]
@@ -89,17 +85,11 @@ class RecoveryBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to continue after a death.
+    """One way to continue after a death."""
 
-    Attributes:
-        name: `PEER`, or the strategy.
-        jobs: the results of each job, one per round.
-        why_not: the reason why it could not be measured; empty if it was.
-    """
-
-    name: str
-    jobs: Sequence[Job] = field(default_factory=list)
-    why_not: str = ""
+    name: str  # `PEER`, or the strategy
+    jobs: Sequence[Job] = field(default_factory=list)  # the results of each job, one per round
+    why_not: str = ""  # the reason why it could not be measured; empty if it was
 
     @property
     def noticed(self) -> list[float]:
@@ -119,14 +109,10 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryReport(Report):
-    """All measurements.
-
-    Attributes:
-        ways: all of them, including those that could not be measured.
-    """
+    """All measurements."""
 
     setup: RecoveryBench
-    ways: Sequence[Way]
+    ways: Sequence[Way]  # all of them, including those that could not be measured
 
     def way(self, name: str) -> Way:
         """Return one way."""

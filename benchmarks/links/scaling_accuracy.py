@@ -171,23 +171,17 @@ class _Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A step that was first predicted, and then measured.
-
-    Attributes:
-        predicted, measured: the medians of all rounds; measured steps are those of the slowest worker.
-        dominant: the largest term of the prediction.
-        terms: the prediction of each round.
-        rounds: the measured step of each round.
-    """
+    """A step that was first predicted, and then measured."""
 
     link: str
     model: str
     arm: str
+    # predicted and measured: the medians of all rounds; measured steps are those of the slowest worker
     predicted: float
-    dominant: str
+    dominant: str  # the largest term of the prediction
     measured: float
-    terms: Sequence[StepTime] = ()
-    rounds: Sequence[float] = ()
+    terms: Sequence[StepTime] = ()  # the prediction of each round
+    rounds: Sequence[float] = ()  # the measured step of each round
 
     @property
     def error(self) -> float:

@@ -31,7 +31,6 @@ def prepare(every: int) -> None:
 
 
 def costs() -> dict[str, float]:
-    """Return the costs of this link."""
     return calibrating.costs_of(_strategies["data"].workers.collective)
 
 
@@ -61,16 +60,7 @@ def alone_seconds() -> float:
 def train(
     name: str, arm: str, steps: int, stages: Sequence[str] = (), microbatches: int = 1, mesh: str | None = None
 ) -> float:
-    """Return the mean seconds of a step, over the given number of steps after as many unmeasured ones.
-
-    Args:
-        name: of the model.
-        arm: the method.
-        steps: to measure.
-        stages: the layers that begin stages (pipeline).
-        microbatches: of a step (pipeline).
-        mesh: of the stages (pipeline).
-    """
+    """Return the mean seconds of a step, over the given number of steps after as many unmeasured ones."""
     keras.utils.clear_session()
     if arm == "pipeline":
         _strategies[arm] = PipelineStrategy(stages=tuple(stages), microbatches=microbatches, mesh=mesh)

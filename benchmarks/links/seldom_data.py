@@ -16,25 +16,15 @@ _TEST_PART = 0.1
 
 
 class Task(NamedTuple):
-    """Examples, a model's first layers and its optimizer.
+    """Examples, a model's first layers and its optimizer."""
 
-    Attributes:
-        x: of training.
-        y: their classes.
-        test: examples that no worker trains on, and their classes.
-        kinds: of the training examples; those of one kind can go to one worker.
-        classes: their number.
-        first: layers before the hidden ones.
-        optimizer: a function that makes the optimizer of a worker.
-    """
-
-    x: Any
-    y: Any
-    test: tuple[Any, Any]
-    kinds: Any
-    classes: int
-    first: Callable[[], list[Any]]
-    optimizer: Callable[[], keras.optimizers.Optimizer]
+    x: Any  # of training
+    y: Any  # their classes
+    test: tuple[Any, Any]  # examples that no worker trains on, and their classes
+    kinds: Any  # of the training examples; those of one kind can go to one worker
+    classes: int  # their number
+    first: Callable[[], list[Any]]  # layers before the hidden ones
+    optimizer: Callable[[], keras.optimizers.Optimizer]  # a function that makes the optimizer of a worker
 
 
 def _digits() -> Task:

@@ -82,21 +82,13 @@ class SeldomBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One training.
+    """One training."""
 
-    Attributes:
-        seconds: of training until each check, of the slowest worker.
-        accuracy: at each check.
-        bytes: sent by the busiest worker from check to check.
-        peak: the most bytes of a worker in a second.
-        stepping: seconds of only the steps from check to check, of the slowest worker.
-    """
-
-    seconds: Sequence[float]
-    accuracy: Sequence[float]
-    bytes: Sequence[int]
-    peak: float
-    stepping: Sequence[float]
+    seconds: Sequence[float]  # of training until each check, of the slowest worker
+    accuracy: Sequence[float]  # at each check
+    bytes: Sequence[int]  # sent by the busiest worker from check to check
+    peak: float  # the most bytes of a worker in a second
+    stepping: Sequence[float]  # seconds of only the steps from check to check, of the slowest worker
 
     @classmethod
     def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
@@ -139,7 +131,6 @@ class SeldomReport(Report):
         return quartiles([one.peak for one in self.trainings[arm]])
 
     def accuracy(self, arm: str) -> Quartiles:
-        """Return the accuracy at the end."""
         return quartiles([one.accuracy[-1] for one in self.trainings[arm]])
 
     def seconds_to_target(self, arm: str) -> Quartiles | None:

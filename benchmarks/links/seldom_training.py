@@ -22,21 +22,13 @@ _strategies: dict[str, MultiWorkerMirroredStrategy] = {}
 
 
 class Trained(NamedTuple):
-    """One training of an arm.
+    """One training of an arm."""
 
-    Attributes:
-        seconds: of only the training until each check of the accuracy, without the first steps, which trace.
-        accuracy: on the test images at each check, of the mean of the weights.
-        bytes: sent by this worker from check to check while it trained, without those of checks.
-        peak: the most bytes that the worker sent in a second of training.
-        stepping: seconds of only the steps from check to check, without the checks.
-    """
-
-    seconds: list[float]
-    accuracy: list[float]
-    bytes: list[int]
-    peak: float
-    stepping: list[float]
+    seconds: list[float]  # of only the training until each check of the accuracy, without the first steps, which trace
+    accuracy: list[float]  # on the test images at each check, of the mean of the weights
+    bytes: list[int]  # sent by this worker from check to check while it trained, without those of checks
+    peak: float  # the most bytes that the worker sent in a second of training
+    stepping: list[float]  # seconds of only the steps from check to check, without the checks
 
 
 def prepare(schedule: str) -> None:

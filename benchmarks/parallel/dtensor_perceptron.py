@@ -35,12 +35,7 @@ def mesh_of_processes(batch: int, model: int) -> dtensor.Mesh:
 
 
 def environment(addresses: Sequence[str], index: int) -> dict[str, str]:
-    """Return the variables by which DTensor identifies a process among others.
-
-    Args:
-        addresses: of all of them, host and port.
-        index: of this one.
-    """
+    """Return the variables by which DTensor identifies a process among others."""
     return {
         "DTENSOR_CLIENT_ID": str(index),
         "DTENSOR_NUM_CLIENTS": str(len(addresses)),

@@ -103,23 +103,14 @@ class ModelParallelBench(TransformerSuite):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParallelReport(Report):
-    """The seconds per step of each arm, and of the sum of an activation.
-
-    Attributes:
-        seconds: arm -> seconds per step, one per round; the slowest process's.
-        sum_seconds: of the sum of an activation over two processes, one per round.
-    """
+    """The seconds per step of each arm, and of the sum of an activation."""
 
     setup: ModelParallelBench
-    seconds: Mapping[str, Sequence[float]]
-    sum_seconds: Sequence[float]
+    seconds: Mapping[str, Sequence[float]]  # arm -> seconds per step, one per round; the slowest process's
+    sum_seconds: Sequence[float]  # of the sum of an activation over two processes, one per round
 
     def efficiency(self, kind: str = "") -> Quartiles:
-        """Return the time of one process over twice that of two.
-
-        Args:
-            kind: ", no attention", or nothing.
-        """
+        """Return the time of one process over twice that of two; ``kind`` is ", no attention" or nothing."""
         one, two = self.seconds[f"one process{kind}"], self.seconds[f"two processes{kind}"]
         return ratio(one, [_WORKERS * each for each in two])
 
@@ -186,10 +177,6 @@ def sums(blocks: int, *, attention: bool) -> int:
 
 def limit(seconds: float, sums_seconds: float) -> float:
     """Return the parallel efficiency of two processes that share all computing and wait for their sums.
-
-    Args:
-        seconds: of one process.
-        sums_seconds: of the sums between two processes in a step.
 
     Example:
         >>> limit(1.0, 0.0), limit(1.0, 0.5)

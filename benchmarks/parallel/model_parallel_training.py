@@ -26,11 +26,7 @@ _prepared: dict[str, Any] = {}
 def prepare(network: str, mesh: str | None, steps: int, **shape: int) -> None:
     """Build a network and train it for some steps.
 
-    Args:
-        network: "transformer", or the part of it that all can run: "perceptron", "dtensor".
-        mesh: of model parallelism; None: one process, without a strategy.
-        steps: to train.
-        **shape: of the network, see `model_parallel_race.ModelParallelBench`.
+    It is the "transformer", or the part of it that all can run: "perceptron", "dtensor".
     """
     cluster = clusters.from_environment()
     bind()

@@ -66,11 +66,7 @@ def transformer(width: int, blocks: int, *, heads: int, length: int, words: int)
 
 
 def planned(name: str) -> tuple[keras.Model, Any, Any]:
-    """Return a model of the plans, compiled in the current scope, and a batch for it.
-
-    Args:
-        name: one of `plan_accuracy.MODELS`.
-    """
+    """Return a model of `plan_accuracy.MODELS`, compiled in the current scope, and a batch for it."""
     keras.utils.set_random_seed(3)
     layers, draw, length = keras.layers, np.random.default_rng(3), 64
     shape: tuple[int, ...]

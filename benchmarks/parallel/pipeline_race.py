@@ -79,57 +79,42 @@ class PipelineBench(TransformerSuite):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineReport(Report):
-    """The seconds per step and the memory of each arm.
-
-    Attributes:
-        seconds: arm -> seconds per step, one per round; the slowest process's.
-        grown_bytes: arm -> for each process, its peak memory minus its memory without a model.
-    """
+    """The seconds per step and the memory of each arm."""
 
     setup: PipelineBench
-    seconds: Mapping[str, Sequence[float]]
+    seconds: Mapping[str, Sequence[float]]  # arm -> seconds per step, one per round; the slowest process's
+    # arm -> for each process, its peak memory minus its memory without a model
     grown_bytes: Mapping[str, Sequence[int]]
 
     def bubble(self, schedule: str) -> float:
         """Return the part of the time for which stages wait for each other under the schedule."""
         return schedules.bubble(schedules.named(schedule, stages=_STAGES, microbatches=self.setup.microbatches))
 
-    def of_ideal(self, schedule: str) -> Quartiles:
-        """Return the ideal step's time over that of a schedule."""
-        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[ALONE]]
-        return ratio(wanted, self.seconds[schedule])
-
-    def of_machine(self, schedule: str) -> Quartiles:
-        """Return the same, but with the time of one process that shares the machine with another one."""
-        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[BESIDE]]
-        return ratio(wanted, self.seconds[schedule])
-
-    def of_microbatches(self, schedule: str) -> Quartiles:
-        """Return the same, but with the time of one process that computes the same micro-batches one after another."""
-        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[IN_PARTS]]
+    def of_ideal(self, schedule: str, arm: str = ALONE) -> Quartiles:
+        """Return the ideal step's time over that of a schedule; an arm of one process has all computing."""
+        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[arm]]
         return ratio(wanted, self.seconds[schedule])
 
     def derived(self) -> dict[str, Any]:
+        ideals = {"of_ideal": ALONE, "of_microbatches": IN_PARTS, "of_machine": BESIDE}
         return {
-            "of_ideal": {one: self.of_ideal(one) for one in SCHEDULES},
-            "of_microbatches": {one: self.of_microbatches(one) for one in SCHEDULES},
-            "of_machine": {one: self.of_machine(one) for one in SCHEDULES},
+            **{name: {one: self.of_ideal(one, arm) for one in SCHEDULES} for name, arm in ideals.items()},
             "median_ms": {arm: 1000 * median(each) for arm, each in self.seconds.items()},
         }
 
     def shown(self) -> Iterator[Table | str]:
         setup, arms, none = self.setup, (ALONE, BESIDE, IN_PARTS, *SCHEDULES), ("", "", "")
         parts = (
-            ("of the ideal", self.of_ideal),
-            ("  of the same micro-batches", self.of_microbatches),
-            ("  at the speed of two at once", self.of_machine),
+            ("of the ideal", ALONE),
+            ("  of the same micro-batches", IN_PARTS),
+            ("  at the speed of two at once", BESIDE),
         )
         yield Table(
             ("", *arms),
             [
                 ["ms per step", *(f"{1000 * median(self.seconds[arm]):.0f}" for arm in arms)],
                 ["bubble of the schedule", *none, *(f"{self.bubble(one):.1%}" for one in SCHEDULES)],
-                *([title, *none, *(str(part(one)) for one in SCHEDULES)] for title, part in parts),
+                *([title, *none, *(str(self.of_ideal(one, arm)) for one in SCHEDULES)] for title, arm in parts),
                 [
                     "memory of each process, MB",
                     *(", ".join(f"{one / 1e6:.0f}" for one in self.grown_bytes[arm]) for arm in arms),
@@ -145,11 +130,6 @@ class PipelineReport(Report):
 
 def ideal(seconds: float, stages: int, bubble: float) -> float:
     """Return the seconds of a step whose stages share all computing, and wait for each other only in the bubble.
-
-    Args:
-        seconds: of a step on one process.
-        stages: the number of stages.
-        bubble: the part of the step in which a stage waits.
 
     Example:
         >>> ideal(1.0, 2, 0.0), ideal(1.0, 2, 0.5)

@@ -19,15 +19,7 @@ _prepared: dict[str, Any] = {}
 
 
 def prepare(schedule: str | None, stages: int, microbatches: int, steps: int, **shape: int) -> None:
-    """Build the transformer and train it for some steps.
-
-    Args:
-        schedule: of the stages; None: one process, without a strategy.
-        stages: the number of stages.
-        microbatches: of a batch.
-        steps: to train.
-        **shape: of the transformer and its batch, see `pipeline_race.PipelineBench`.
-    """
+    """Build the transformer and train it for some steps."""
     bind()
     _prepared["before"] = _peak_bytes()
     strategy: Any = tf.distribute.get_strategy()

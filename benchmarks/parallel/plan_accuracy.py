@@ -111,17 +111,11 @@ class PlanAccuracyBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A plan for a model.
+    """A plan for a model."""
 
-    Attributes:
-        predicted: seconds of a step, one per round, by the profile of the same round.
-        measured: the same, for the slowest process.
-        stages: the names of the layers that begin stages 2 to K; None: whole.
-    """
-
-    predicted: Sequence[float]
-    measured: Sequence[float]
-    stages: tuple[str, ...] | None
+    predicted: Sequence[float]  # seconds of a step, one per round, by the profile of the same round
+    measured: Sequence[float]  # the same, for the slowest process
+    stages: tuple[str, ...] | None  # the names of the layers that begin stages 2 to K; None: whole
 
     @property
     def ratio(self) -> Quartiles:
@@ -131,16 +125,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAccuracyReport(Report):
-    """The predicted and the measured steps of each model and plan.
-
-    Attributes:
-        link: between two processes, the median of all rounds.
-        rows: model -> plan -> predicted and measured steps.
-    """
+    """The predicted and the measured steps of each model and plan."""
 
     setup: PlanAccuracyBench
-    link: Link
-    rows: Mapping[str, Mapping[str, Row]]
+    link: Link  # between two processes, the median of all rounds
+    rows: Mapping[str, Mapping[str, Row]]  # model -> plan -> predicted and measured steps
 
     def chosen(self, model: str) -> str:
         """Return the plan with the shortest predicted step, by the first profile."""
@@ -184,19 +173,11 @@ class PlanAccuracyReport(Report):
 
 
 def predicted(
-    profile: Profile,
-    link: Link,
-    microbatches: int,
-    *,
-    begin: tuple[str, ...] | None = None,
+    profile: Profile, link: Link, microbatches: int, *, begin: tuple[str, ...] | None = None
 ) -> dict[str, tuple[float, tuple[str, ...] | None]]:
     """Return for each plan the seconds of a step, and the layers that begin stages, or None for a whole model.
 
-    Args:
-        profile: of the model, in two processes at once and in one alone.
-        link: between two processes.
-        microbatches: of the pipeline.
-        begin: the layers that begin stages; None: those of the shortest step.
+    Without ``begin`` these layers are those of the shortest step.
     """
     one, two = (DeviceKind(count=count) for count in (1, 2))
     whole = Stage(begin=0, end=len(profile.layers))

@@ -20,12 +20,8 @@ _trained: dict[tuple[str, str], Any] = {}
 def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds: float) -> str:
     """Return the profile of a model, as JSON.
 
-    Args:
-        name: of the model.
-        divisors: the numbers of parts into which plans cut a batch.
-        in_scope: whether steps are tfdist's, in a job of one worker, as in plans of several processes; otherwise Keras'
-            own.
-        seconds: the time for which layers are measured.
+    ``divisors`` are the numbers of parts into which plans cut a batch. With ``in_scope``, steps are tfdist's, in a job
+    of one worker, as in plans of several processes; otherwise Keras' own.
     """
     keras.utils.clear_session()  # layers have the names of those in the plans
     scope: Any = contextlib.nullcontext()
@@ -42,14 +38,7 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds
 
 
 def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: int) -> None:
-    """Train a model for one step, by a plan.
-
-    Args:
-        name: of the model.
-        plan: its name.
-        stages: the names of the layers that begin stages; None: whole, by the strategy of this process if it has one.
-        microbatches: of stages.
-    """
+    """Train a model for one step, by a plan; without stages, whole, by the strategy of this process if it has one."""
     keras.utils.clear_session()
     strategy: Any = contextlib.nullcontext()
     if stages is not None:

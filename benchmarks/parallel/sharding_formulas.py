@@ -26,12 +26,6 @@ def memory_bytes(parameters: int, workers: int, stage: int | None, *, layers: in
 
     Under stage 3 the weights of two layers are whole: one layer is in use, and the next one arrives.
 
-    Args:
-        parameters: of all layers.
-        workers: number of processes.
-        stage: of sharding, or None.
-        layers: number of them.
-
     Example:
         >>> [memory_bytes(100, 4, stage, layers=10) for stage in (None, 1, 2, 3)]
         [1600.0, 700.0, 700.0, 480.0]
@@ -48,11 +42,6 @@ def under_way_bytes(parameters: int, stage: int | None, *, layers: int) -> float
     which one is sent while the next one is made. Under stage 3 they are gradients at the end of the backward pass.
     Plain data parallelism has no such tensors, because all its gradients are whole.
 
-    Args:
-        parameters: of all layers.
-        stage: of sharding, or None.
-        layers: number of layers, each at least as large as a bucket.
-
     Example:
         >>> [under_way_bytes(100, stage, layers=10) for stage in (None, 1, 2, 3)]
         [0.0, 80.0, 80.0, 80.0]
@@ -66,12 +55,6 @@ def sent_bytes(parameters: int, workers: int, stage: int | None, *, layers: int)
     An all_reduce of gradients sends as many as their reduce_scatter and an all_gather of the weights. Under stage 3 the
     weights are gathered twice, except those of two layers: those of the last layer are still there when the backward
     pass begins, and the backward pass needs no gradient of the first layer's input.
-
-    Args:
-        parameters: of all layers.
-        workers: number of processes.
-        stage: of sharding, or None.
-        layers: number of them.
 
     Example:
         >>> [sent_bytes(100, 2, stage, layers=10) for stage in (None, 1, 2, 3)]
@@ -104,10 +87,6 @@ def narrow(units: int) -> dict[str, float]:
 
 def above(wide: Sequence[Mapping[str, Any]], narrow: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return for each process the extra memory of a network, compared with a narrow one.
-
-    Args:
-        wide: the measurements of each process.
-        narrow: the same for the narrow network.
 
     Example:
         >>> above([{"peak_bytes": 9}, {"peak_bytes": 8}], [{"peak_bytes": 2}, {"peak_bytes": 3}])

@@ -110,22 +110,15 @@ class ShardingBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingReport(Report):
-    """The seconds, the memory and the sent bytes of each arm.
-
-    Attributes:
-        seconds: arm -> seconds per step, one per round; the slowest worker's.
-        peak_bytes: arm -> the largest memory of each process, see `sharding_formulas.above`.
-        slots_bytes: arm -> bytes of the optimizer's variables in each process.
-        sent_bytes: arm -> bytes that each process sends in a step, without headers; empty if they were not measured.
-        parameters: of the network.
-    """
+    """The seconds, the memory and the sent bytes of each arm."""
 
     setup: ShardingBench
-    seconds: Mapping[str, Sequence[float]]
-    peak_bytes: Mapping[str, Sequence[int]]
-    slots_bytes: Mapping[str, Sequence[int]]
+    seconds: Mapping[str, Sequence[float]]  # arm -> seconds per step, one per round; the slowest worker's
+    peak_bytes: Mapping[str, Sequence[int]]  # arm -> the largest memory of each process, see `sharding_formulas.above`
+    slots_bytes: Mapping[str, Sequence[int]]  # arm -> bytes of the optimizer's variables in each process
+    # arm -> bytes that each process sends in a step, without headers; empty if they were not measured
     sent_bytes: Mapping[str, Sequence[float]]
-    parameters: int
+    parameters: int  # of the network
 
     def time(self, arm: str) -> Quartiles:
         """Return the time of a step over that of plain data parallelism."""

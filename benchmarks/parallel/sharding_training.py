@@ -22,16 +22,7 @@ _prepared: dict[str, Any] = {}
 
 
 def prepare(strategy: str, units: int, layers: int, batch_size: int, steps: int, bucket_part: float = 1.0) -> None:
-    """Train a network for some steps.
-
-    Args:
-        strategy: the name of the strategy.
-        units: of each layer.
-        layers: number of layers.
-        batch_size: global.
-        steps: to train.
-        bucket_part: the size of a bucket, as a part of the default.
-    """
+    """Train a network for some steps."""
     chosen = tfdist.strategies.create(strategy, bucket_bytes=max(1, round(bucket_part * buckets.DEFAULT_BYTES)))
     wide = network(chosen, units, layers)
     fit(chosen, wide, units, batch_size, steps)

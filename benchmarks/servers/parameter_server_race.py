@@ -58,7 +58,6 @@ class ParameterServerBench(Suite):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of workers."""
         return tuple(parse_integer("workers", one, minimum=1, hint="Such as 1,2,3.") for one in self.workers.split(","))
 
     def run(self, told: Told = untold) -> "ParameterServerReport":
@@ -83,16 +82,11 @@ class ParameterServerBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerReport(Report):
-    """All measurements.
-
-    Attributes:
-        crowds: one for each number of workers.
-        table: the measurements of a large table; None if they were left out.
-    """
+    """All measurements."""
 
     setup: ParameterServerBench
-    crowds: Sequence[slow_workers.Crowd]
-    table: TableResult | None
+    crowds: Sequence[slow_workers.Crowd]  # one for each number of workers
+    table: TableResult | None  # the measurements of a large table; None if they were left out
 
     def derived(self) -> dict[str, Any]:
         results = [

@@ -38,23 +38,14 @@ def bounds(workers: int) -> dict[str, int | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Crowd:
-    """A number of workers, one of them slow, in every mode.
+    """A number of workers, one of them slow, in every mode."""
 
-    Attributes:
-        workers: the number of workers.
-        slow_down: how many times slower the slow worker was by itself; None if none is slow.
-        examples: in one measurement of each mode.
-        updates: mode -> updates of the weights in one measurement.
-        seconds: mode -> seconds of a measurement, one per round.
-        staleness: mode -> staleness -> the number of gradients in all rounds that had it.
-    """
-
-    workers: int
-    slow_down: float | None
-    examples: int
-    updates: Mapping[str, int]
-    seconds: Mapping[str, Sequence[float]]
-    staleness: Mapping[str, Mapping[int, int]]
+    workers: int  # the number of workers
+    slow_down: float | None  # how many times slower the slow worker was by itself; None if none is slow
+    examples: int  # in one measurement of each mode
+    updates: Mapping[str, int]  # mode -> updates of the weights in one measurement
+    seconds: Mapping[str, Sequence[float]]  # mode -> seconds of a measurement, one per round
+    staleness: Mapping[str, Mapping[int, int]]  # mode -> staleness -> the number of gradients in all rounds that had it
 
     def examples_per_second(self, mode: str) -> Quartiles:
         """Return the examples per second of all workers together."""
@@ -69,25 +60,13 @@ class Crowd:
         return ratio(self.seconds["synchronous"], self.seconds[mode])
 
     def distribution(self, mode: str) -> Distribution:
-        """Return the distribution of the gradients' staleness."""
         return Distribution(Counter(self.staleness[mode]))
 
 
 def measured(
     workers: int, *, slow_factor: float, rounds: int, steps: int, batch_size: int, told: Told = untold
 ) -> Crowd:
-    """Train in all modes in turns over the same workers, and return the measurements.
-
-    Args:
-        workers: the number of workers.
-        slow_factor: how many times slower one of several workers is, at least 1.
-        rounds: measurements of each mode.
-        steps: the mean number of steps of a worker per measurement.
-        batch_size: examples in a worker's step.
-        told: gets the name of the next measurement.
-    Raises:
-        TfdistError: the chief failed, or a worker was lost; the message has its traceback.
-    """
+    """Train in all modes in turns over the same workers, and return the measurements."""
     slow_down = None
     # the synchronous mode gives a step to all workers at once, and the others give a batch to one worker
     steps_of = {mode: steps * (1 if mode == "synchronous" else workers) for mode in MODES}

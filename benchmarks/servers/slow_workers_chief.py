@@ -71,11 +71,7 @@ def prepare(mode: str, batch_size: int, steps: int) -> None:
 
 
 def measure(mode: str, steps: int) -> dict[str, Any]:
-    """Return the seconds of the given number of steps of `fit`, and the staleness of their gradients.
-
-    Raises:
-        TfdistError: a worker was lost meanwhile.
-    """
+    """Return the seconds of the given number of steps of `fit`, and the staleness of their gradients."""
     strategy = _strategies[mode]
     before = strategy.staleness.counts.copy()
     seconds = _fits[mode](steps)
@@ -87,7 +83,6 @@ def measure(mode: str, steps: int) -> dict[str, Any]:
 
 
 def end() -> None:
-    """End the tasks."""
     for strategy in _strategies.values():
         strategy.close()
 

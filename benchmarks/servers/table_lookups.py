@@ -26,25 +26,15 @@ _SPREAD = 2_654_435_761
 
 @dataclass(frozen=True, kw_only=True)
 class TableLookups:
-    """The settings of a measurement of one table.
+    """The settings of a measurement of one table."""
 
-    Attributes:
-        rows: of the table.
-        dim: float32 numbers in a row.
-        workers: how many.
-        servers: how many, each with one part.
-        batch_size: ids in a batch.
-        steps: batches per measurement.
-        rounds: measurements of everything.
-    """
-
-    rows: int
-    dim: int
-    rounds: int
-    steps: int
-    workers: int = 2
-    servers: int = 2
-    batch_size: int = 8192
+    rows: int  # of the table
+    dim: int  # float32 numbers in a row
+    rounds: int  # measurements of everything
+    steps: int  # batches per measurement
+    workers: int = 2  # how many
+    servers: int = 2  # how many, each with one part
+    batch_size: int = 8192  # ids in a batch
 
     def __post_init__(self) -> None:
         for name in ("dim", "rounds", "steps", "workers", "servers", "batch_size"):
@@ -53,15 +43,10 @@ class TableLookups:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the table."""
         return 4 * self.rows * self.dim
 
     def run(self, told: Told = untold) -> "TableResult":
-        """Make a table, do all kinds of work with it in turns, and return the measurements.
-
-        Raises:
-            TfdistError: the chief failed, or a worker was lost; the message has its traceback.
-        """
+        """Make a table, do all kinds of work with it in turns, and return the measurements."""
         kinds = {f"{work}, {draw} ids": (work, draw) for work in WORK for draw in DRAWS}
         memory, batch = {}, {"batch_size": self.batch_size}
         with lanes.Lane("chief", workers=1) as lane:
@@ -94,34 +79,21 @@ class TableLookups:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerMemory:
-    """The memory of a parameter server at one moment.
+    """The memory of a parameter server at one moment."""
 
-    Attributes:
-        placed: bytes of the models' variables on it, without the slots of optimizers.
-        resident: bytes that its process has in memory, including TensorFlow itself.
-        most: the most that it had until then.
-    """
-
-    placed: int
-    resident: int
-    most: int
+    placed: int  # bytes of the models' variables on it, without the slots of optimizers
+    resident: int  # bytes that its process has in memory, including TensorFlow itself
+    most: int  # the most that it had until then
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookupArm:
-    """One kind of work, with one way to draw ids.
+    """One kind of work, with one way to draw ids."""
 
-    Attributes:
-        work: a name from `WORK`.
-        draw: a name from `DRAWS`.
-        batch_size: ids in a batch.
-        seconds: seconds per batch, one per round.
-    """
-
-    work: str
-    draw: str
-    batch_size: int
-    seconds: Sequence[float]
+    work: str  # a name from `WORK`
+    draw: str  # a name from `DRAWS`
+    batch_size: int  # ids in a batch
+    seconds: Sequence[float]  # seconds per batch, one per round
 
     @property
     def rows_per_second(self) -> Quartiles:
@@ -136,30 +108,18 @@ class LookupArm:
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """The measurements of one table.
+    """The measurements of one table."""
 
-    Attributes:
-        setup: the settings of the measurement.
-        create_seconds: from the request for the table until its first and its last row could be read.
-        memory: a moment from `MOMENTS` -> each server.
-        arms: every work on every draw of ids.
-    """
-
-    setup: TableLookups
-    create_seconds: float
-    memory: Mapping[str, Sequence[ServerMemory]]
-    arms: Sequence[LookupArm]
+    setup: TableLookups  # the settings of the measurement
+    create_seconds: float  # from the request for the table until its first and its last row could be read
+    memory: Mapping[str, Sequence[ServerMemory]]  # a moment from `MOMENTS` -> each server
+    arms: Sequence[LookupArm]  # every work on every draw of ids
 
 
 def draw(how: str, count: int, rows: int, *, seed: int = 11) -> NDArray[np.int32]:
-    """Return ids of rows.
+    """Return ids of rows, uniform or by a power law.
 
-    Args:
-        how: "uniform"; or "power law": the row of rank r in proportion to 1 / r, with popular rows spread over the
-            table.
-        count: the number of ids.
-        rows: of the table; ids are below this number.
-        seed: of the random numbers.
+    By the law, the row of rank r is drawn in proportion to 1 / r, and popular rows are spread over the table.
 
     Example:
         >>> draw("power law", 8192, 1000).shape
@@ -174,9 +134,6 @@ def draw(how: str, count: int, rows: int, *, seed: int = 11) -> NDArray[np.int32
 
 def resident(status: str) -> tuple[int, int]:
     """Return the bytes that a process has in memory, and the most that it has had.
-
-    Args:
-        status: the text of /proc/PID/status.
 
     Example:
         >>> resident("Name: python\\nVmHWM:    20 kB\\nVmRSS:    10 kB")

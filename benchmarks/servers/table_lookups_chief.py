@@ -18,7 +18,6 @@ _built: dict[str, Any] = {}
 
 
 def start(workers: int, servers: int) -> None:
-    """Start the tasks."""
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(servers)
     _built["strategy"] = ParameterServerStrategy(
         local_workers=workers, local_servers=servers, variable_partitioner=partitioner
@@ -63,11 +62,7 @@ def prepare(what: str, batch_size: int, steps: int) -> None:
 
 
 def measure(what: str, ids: str, batch_size: int, steps: int) -> float:
-    """Return the seconds of the given number of batches.
-
-    Raises:
-        TfdistError: a worker was lost meanwhile.
-    """
+    """Return the seconds of the given number of batches."""
     drawn = draw(ids, batch_size * steps, _built["rows"])
     if what == "lookups":
         began = time.perf_counter()
@@ -85,7 +80,6 @@ def measure(what: str, ids: str, batch_size: int, steps: int) -> float:
 
 
 def end() -> None:
-    """End the tasks."""
     _built["strategy"].close()
 
 

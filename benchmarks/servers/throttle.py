@@ -21,11 +21,6 @@ _LONGEST_STOP_SECONDS = 10 * CYCLE_SECONDS
 def stop_seconds(ran: float, stopped: float, factor: float) -> float:
     """Return the seconds for which to stop a process now, so that it has run for 1 / ``factor`` of its time.
 
-    Args:
-        ran: the seconds for which it could run so far.
-        stopped: the seconds for which it was stopped so far.
-        factor: at least 1.
-
     Example:
         >>> stop_seconds(0.5, 0.75, 3.0)
         0.25
@@ -53,9 +48,7 @@ class Throttle:
     def __init__(self, pid: int, factor: float, *, send: Callable[[int, int], None] = os.kill) -> None:
         if not factor >= 1:
             raise ConfigError(f"factor is {factor}; it must be at least 1: how many times slower the process gets.")
-        self._pid = pid
-        self._factor = factor
-        self._send = send
+        self._pid, self._factor, self._send = pid, factor, send
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tfdist-throttle-{pid}", daemon=True)
 

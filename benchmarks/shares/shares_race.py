@@ -81,21 +81,13 @@ class SharesBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One training.
+    """One training."""
 
-    Attributes:
-        seconds: of the measured epoch, of the slower worker.
-        settling: changes of shares before it.
-        moving: changes of shares in it.
-        shares: at the end.
-        callback: CPU seconds of the callback in a step, of the worker with the larger value.
-    """
-
-    seconds: float
-    settling: int
-    moving: int
-    shares: Sequence[int]
-    callback: float
+    seconds: float  # of the measured epoch, of the slower worker
+    settling: int  # changes of shares before it
+    moving: int  # changes of shares in it
+    shares: Sequence[int]  # at the end
+    callback: float  # CPU seconds of the callback in a step, of the worker with the larger value
 
     @classmethod
     def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
@@ -143,10 +135,7 @@ class SharesReport(Report):
 
     def shown(self) -> Iterator[Table | str]:
         setup = self.setup
-        for what, trainings in (
-            ("equally fast", self.alike),
-            (f"one {setup.factor} times slower", self.unlike),
-        ):
+        for what, trainings in (("equally fast", self.alike), (f"one {setup.factor} times slower", self.unlike)):
             yield Table(
                 (what, "ms per step", "steps/s against equal", "against ideal", "shares at the end"),
                 [

@@ -25,21 +25,13 @@ _seconds_of_a_row = [0.0]
 
 
 class Trained(NamedTuple):
-    """One training.
+    """One training."""
 
-    Attributes:
-        seconds: of the last epoch.
-        settling: changes of shares before it.
-        moving: changes of shares in it.
-        shares: at the end.
-        callback: CPU seconds of the callback's hooks in it, in the thread that steps.
-    """
-
-    seconds: float
-    settling: int
-    moving: int
-    shares: list[int]
-    callback: float
+    seconds: float  # of the last epoch
+    settling: int  # changes of shares before it
+    moving: int  # changes of shares in it
+    shares: list[int]  # at the end
+    callback: float  # CPU seconds of the callback's hooks in it, in the thread that steps
 
 
 class _Waits(keras.layers.Layer):

@@ -92,9 +92,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", choices=DATA, default="digits", help="default: %(default)s")
     parser.add_argument("--compression", default="auto", metavar="NAME", help="a codec, auto or none; default: auto")
     parser.add_argument("--epochs", type=int, default=15, help="default: %(default)s")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
-    )
+    parser.add_argument("--output", type=Path, default="runs/compression", help="folder; default: %(default)s")
     return parser.parse_args()
 
 

@@ -86,9 +86,7 @@ def parse() -> argparse.Namespace:
     ):
         parser.add_argument(name, type=int, default=default, help=f"{told}; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
-    )
+    parser.add_argument("--output", type=Path, default="runs/dna_tracks", help="folder; default: %(default)s")
     return parser.parse_args()
 
 

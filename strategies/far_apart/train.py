@@ -83,9 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--outer-rate", type=float, default=0.7, help="default: %(default)s")
     parser.add_argument("--from-environment", action="store_true", help="take the schedule of tfdist run")
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
-    )
+    parser.add_argument("--output", type=Path, default="runs/far_apart", help="folder; default: %(default)s")
     return parser.parse_args()
 
 

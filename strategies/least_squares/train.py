@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
         ("--alpha", 2.0, "weight of an entry above that of a missing one, for each occurrence of the word"),
         ("--regularization", 1.0, "number that is added to the diagonal"),
         ("--seed", 17, "seed of the first factors, and of the tenth that is held out"),
-        ("--output", Path("runs", Path(__file__).parent.name), "folder for the factors"),
+        ("--output", Path("runs/least_squares"), "folder for the factors"),
     ):
         parser.add_argument(name, type=type(default), default=default, help=f"{told}; default: %(default)s")
     return parser.parse_args()

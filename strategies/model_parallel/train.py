@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("runs", Path(__file__).parent.name),
+        default="runs/model_parallel",
         help="folder for the loss curves and the summary; default: %(default)s",
     )
     return parser.parse_args()

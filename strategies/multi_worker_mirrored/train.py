@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("runs", Path(__file__).parent.name),
+        default="runs/multi_worker_mirrored",
         help="folder for backups, loss curves and the summary; default: %(default)s",
     )
     return parser.parse_args()

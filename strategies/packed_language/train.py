@@ -99,9 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64, help="width of an activation; default: %(default)s")
     parser.add_argument("--heads", type=int, default=4, help="heads of an attention; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: %(default)s")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
-    )
+    parser.add_argument("--output", type=Path, default="runs/packed_language", help="folder; default: %(default)s")
     return parser.parse_args()
 
 

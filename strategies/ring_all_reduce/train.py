@@ -71,7 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("runs", Path(__file__).parent.name),
+        default="runs/ring_all_reduce",
         help="folder for the loss curves and the summary; default: %(default)s",
     )
     return parser.parse_args()

@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("runs", Path(__file__).parent.name),
+        default="runs/sharded_data_parallel",
         help="folder for backups, the model, loss curves and the summary; default: %(default)s",
     )
     return parser.parse_args()

@@ -75,9 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="global batch size; default: %(default)s")
     parser.add_argument("--units", type=int, default=32, help="units of the hidden layer; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
-    )
+    parser.add_argument("--output", type=Path, default="runs/skewed_fraud", help="folder; default: %(default)s")
     return parser.parse_args()
 
 

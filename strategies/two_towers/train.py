@@ -99,9 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--negatives", type=int, default=30, help="random wrong names; default: %(default)s")
     parser.add_argument("--dim", type=int, default=64, help="size of vectors; default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=0.03, help="rate of Adagrad; default: %(default)s")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
-    )
+    parser.add_argument("--output", type=Path, default="runs/two_towers", help="folder; default: %(default)s")
     return parser.parse_args()
 
 

@@ -102,12 +102,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         validation.integer("keep", keep, minimum=1)
         learning_rates.require_rule("learning_rate_rule", learning_rate_rule)
         self.backup_dir = os.fspath(backup_dir)
-        self.save_freq = save_freq
-        self.double_checkpoint = double_checkpoint
+        self.save_freq, self.double_checkpoint = save_freq, double_checkpoint
         self.delete_checkpoint = delete_checkpoint
         self.keep = max(keep, 2) if double_checkpoint else keep
-        self.asynchronous = asynchronous
-        self.learning_rate_rule = learning_rate_rule
+        self.asynchronous, self.learning_rate_rule = asynchronous, learning_rate_rule
         self.storage_options = storage_options
 
     def set_model(self, model: keras.Model) -> None:

@@ -32,20 +32,14 @@ _logger = logging.getLogger("tfdist")
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A job of which this process records its steps.
-
-    Attributes:
-        start: the number of times that its workers had been restarted.
-        steps: the folder of the records.
-        is_judged: whether an agent reports the verdict.
-    """
+    """A job of which this process records its steps."""
 
     job: str
-    start: int
-    steps: Path
+    start: int  # the number of times that its workers had been restarted
+    steps: Path  # the folder of the records
     events: EventFile
     recorder: Recorder
-    is_judged: bool
+    is_judged: bool  # whether an agent reports the verdict
 
 
 @contextlib.contextmanager

@@ -30,15 +30,10 @@ _HOPS = 2
 
 @dataclass(frozen=True)
 class Cost:
-    """The time that a member takes to encode and to decode.
+    """The time that a member takes to encode and to decode."""
 
-    Attributes:
-        seconds: the seconds for each tensor that is compressed by itself.
-        seconds_per_element: the seconds for each number.
-    """
-
-    seconds: float = 0.0
-    seconds_per_element: float = 0.0
+    seconds: float = 0.0  # the seconds for each tensor that is compressed by itself
+    seconds_per_element: float = 0.0  # the seconds for each number
 
     @classmethod
     def of(cls, few: tuple[int, float], many: tuple[int, float]) -> "Cost":
@@ -54,34 +49,21 @@ class Cost:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted cost of a step's reduction.
+    """The predicted cost of a step's reduction."""
 
-    Attributes:
-        seconds: the seconds of encoding, transfer and decoding.
-        wire_bytes: the bytes that a member sends.
-    """
-
-    seconds: float
-    wire_bytes: float
+    seconds: float  # the seconds of encoding, transfer and decoding
+    wire_bytes: float  # the bytes that a member sends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measurements from which codecs are chosen in a job.
+    """The measurements from which codecs are chosen in a job."""
 
-    Attributes:
-        options: the codecs; the first one is no compression.
-        costs: the cost of each codec.
-        link: the link between members.
-        members: number of members.
-        bucket_bytes: the number of bytes that travel together.
-    """
-
-    options: Sequence[Codec]
-    costs: Sequence[Cost]
-    link: Link
-    members: int
-    bucket_bytes: int
+    options: Sequence[Codec]  # the codecs; the first one is no compression
+    costs: Sequence[Cost]  # the cost of each codec
+    link: Link  # the link between members
+    members: int  # number of members
+    bucket_bytes: int  # the number of bytes that travel together
 
     def latency_seconds(self, sent: float = 1.0) -> float:
         """Return the seconds that an all_reduce in which a member sends this many bytes takes besides those bytes."""

@@ -167,17 +167,11 @@ class RowCodec(Codec):
 
 
 class Hops(NamedTuple):
-    """The result of two hops of words.
+    """The result of two hops of words."""
 
-    Attributes:
-        total: the sum of the members' tensors, decoded.
-        sent: this member's part of ``total``: the parts of all members add up to it.
-        own: this member's words in the first hop, decoded.
-    """
-
-    total: tf.Tensor
-    sent: tf.Tensor
-    own: tf.Tensor
+    total: tf.Tensor  # the sum of the members' tensors, decoded
+    sent: tf.Tensor  # this member's part of ``total``: the parts of all members add up to it
+    own: tf.Tensor  # this member's words in the first hop, decoded
 
 
 def two_hops(codec: RowCodec, tensor: tf.Tensor, context: Context) -> Generator[Request, Any, Hops]:

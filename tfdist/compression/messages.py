@@ -15,99 +15,63 @@ Rule = Literal["keep", "reset", "sum"]
 
 @dataclass(frozen=True)
 class AllReduce:
-    """A request to add up a tensor over the members; the answer is a `Total`.
+    """A request to add up a tensor over the members; the answer is a `Total`."""
 
-    Attributes:
-        tensor: a floating-point tensor, of the same shape on all members.
-    """
-
-    tensor: tf.Tensor
+    tensor: tf.Tensor  # a floating-point tensor, of the same shape on all members
 
 
 class Total(NamedTuple):
-    """The answer to `AllReduce`.
+    """The answer to `AllReduce`."""
 
-    Attributes:
-        total: the sum over the members, equal bit for bit on all of them.
-        own: this member's tensor as it was added.
-    """
-
-    total: tf.Tensor
-    own: tf.Tensor
+    total: tf.Tensor  # the sum over the members, equal bit for bit on all of them
+    own: tf.Tensor  # this member's tensor as it was added
 
 
 @dataclass(frozen=True)
 class AllToAll:
-    """A request to send row i to member i; the answer has the rows for this member, row i from member i.
+    """A request to send row i to member i; the answer has the rows for this member, row i from member i."""
 
-    Attributes:
-        rows: a tensor of shape (members, ...).
-    """
-
-    rows: tf.Tensor
+    rows: tf.Tensor  # a tensor of shape (members, ...)
 
 
 @dataclass(frozen=True)
 class AllGather:
-    """A request to send all rows to all members; the answer has the rows of all members, in the members' order.
+    """A request to send all rows to all members; the answer has the rows of all members, in the members' order."""
 
-    Attributes:
-        rows: a tensor of shape (rows, ...); members may have different numbers of rows.
-    """
-
-    rows: tf.Tensor
+    rows: tf.Tensor  # a tensor of shape (rows, ...); members may have different numbers of rows
 
 
 Request = AllReduce | AllToAll | AllGather
 
 
 class Context(NamedTuple):
-    """The circumstances in which a tensor is exchanged: the members, the step and the seeds.
+    """The circumstances in which a tensor is exchanged: the members, the step and the seeds."""
 
-    Attributes:
-        size: the number of members.
-        rank: this member's number, from 0; an integer, or a scalar tensor.
-        step: the number of updates before this one, an int32 scalar.
-        own_seed: a seed for `tf.random.stateless_*`, int32, shape (2,); differs between steps, tensors and members.
-        shared_seed: a seed of the same kind, equal on all members.
-        slower: the last update's learning rate divided by this one's, a scalar; None if it is not known.
-    """
-
-    size: int
-    rank: int | tf.Tensor
-    step: tf.Tensor
+    size: int  # the number of members
+    rank: int | tf.Tensor  # this member's number, from 0; an integer, or a scalar tensor
+    step: tf.Tensor  # the number of updates before this one, an int32 scalar
+    # a seed for `tf.random.stateless_*`, int32, shape (2,); differs between steps, tensors and members
     own_seed: tf.Tensor
-    shared_seed: tf.Tensor
+    shared_seed: tf.Tensor  # a seed of the same kind, equal on all members
+    # the last update's learning rate divided by this one's, a scalar; None if it is not known
     slower: tf.Tensor | None = None
 
 
 class Exchanged(NamedTuple):
-    """The result of an exchange.
+    """The result of an exchange."""
 
-    Attributes:
-        total: the sum of the members' tensors, decoded; equal bit for bit on all members.
-        sent: this member's part of ``total``: the parts of all members add up to it.
-        state: the codec's memory after the exchange.
-    """
-
-    total: tf.Tensor
-    sent: tf.Tensor
-    state: tuple[tf.Tensor, ...] = ()
+    total: tf.Tensor  # the sum of the members' tensors, decoded; equal bit for bit on all members
+    sent: tf.Tensor  # this member's part of ``total``: the parts of all members add up to it
+    state: tuple[tf.Tensor, ...] = ()  # the codec's memory after the exchange
 
 
 @dataclass(frozen=True)
 class State:
-    """A tensor that a codec remembers for each tensor that it compresses.
+    """A tensor that a codec remembers for each tensor that it compresses."""
 
-    Attributes:
-        name: the name in messages, in the plural.
-        initial: the first value, the same on all members.
-        rule: the rule by which the tensor is divided anew when the number of members changes.
-    """
-
-    name: str
-    initial: tf.Tensor = field(repr=False)
-    rule: Rule = "keep"
+    name: str  # the name in messages, in the plural
+    initial: tf.Tensor = field(repr=False)  # the first value, the same on all members
+    rule: Rule = "keep"  # the rule by which the tensor is divided anew when the number of members changes
 
 
 def context_of(

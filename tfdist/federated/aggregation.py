@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.errors import ConfigError
-from tfdist.federated.client_update import Arrays, Update, require_alike
+from tfdist.federated.client_update import Arrays, Update, require_same_shapes
 
 
 class Aggregation(Protocol):
@@ -81,7 +81,7 @@ class _Collected:
 
     def add(self, update: Update, weight: float) -> None:
         if self._updates:
-            require_alike(update, self._updates[0].arrays)
+            require_same_shapes(update.arrays, self._updates[0].arrays)
         self._updates.append(update)
         self._weights.append(weight)
 
@@ -124,7 +124,7 @@ class _Sum:
 
     def add(self, update: Update, weight: float) -> None:
         if self._sums:
-            require_alike(update, self._sums)
+            require_same_shapes(update.arrays, self._sums)
         for name, array in update.arrays.items():
             weighted = np.multiply(array, weight, dtype=np.float64)
             self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted

@@ -73,14 +73,13 @@ class App:
     privacy: ClientPrivacy | None = None
 
     def __post_init__(self) -> None:
-        for name, needed in (("make_model", "__call__"), ("algorithm", "update"), ("aggregator", "start")):
+        for name, needed, what in (
+            ("make_model", "__call__", "a function that returns a compiled model"),
+            ("algorithm", "update", "an algorithm, such as FedAvg()"),
+            ("aggregator", "start", "an aggregator, such as Mean()"),
+        ):
             value = getattr(self, name)
             if not hasattr(value, needed) or (name != "make_model" and isinstance(value, type)):
-                what = {
-                    "make_model": "a function that returns a compiled model",
-                    "algorithm": "an algorithm, such as FedAvg()",
-                    "aggregator": "an aggregator, such as Mean()",
-                }[name]
                 raise ConfigTypeError(f"{name} is {value!r}; it must be {what}.", name=name, received=value)
         if isinstance(self.personal_layers, str):
             raise ConfigTypeError(
@@ -95,7 +94,6 @@ class App:
                 name="test_data",
                 received="test_data",
             )
-
         if self.algorithm.has_controls and self.compression not in (None, "none"):
             raise ConfigError(
                 f"compression is {self.compression!r}, and {type(self.algorithm).__name__} needs control variates on "

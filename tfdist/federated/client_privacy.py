@@ -16,7 +16,7 @@ from tfdist import validation
 from tfdist.errors import ConfigError, CorruptDataError, UnsupportedError
 from tfdist.federated.aggregation import Aggregator, Mean
 from tfdist.federated.algorithms.algorithm import WEIGHTS, Algorithm
-from tfdist.federated.client_update import Arrays, Update, require_alike
+from tfdist.federated.client_update import Arrays, Update, require_same_shapes
 from tfdist.privacy import accounting
 from tfdist.privacy.accounting import NoisySteps
 from tfdist.privacy.budget import Budget
@@ -263,7 +263,7 @@ class ClippedSum:
 
     def add(self, update: Update, weight: float) -> None:
         del weight  # all count alike
-        require_alike(update, self._like)
+        require_same_shapes(update.arrays, self._like)
         arrays, is_clipped = clipped(update.arrays, self._clip)
         self.clipped += is_clipped
         for name, array in arrays.items():

@@ -55,11 +55,6 @@ def is_finite(update: Update) -> bool:
     return all(bool(np.isfinite(array).all()) for array in update.arrays.values())
 
 
-def require_alike(update: Update, like: Arrays) -> None:
-    """Refuse an update whose names or shapes differ from those of the round."""
-    require_same_shapes(update.arrays, like)
-
-
 def require_same_shapes(arrays: Arrays, like: Arrays) -> None:
     """Refuse arrays whose names or shapes differ from those of the round."""
     if arrays.keys() != like.keys():

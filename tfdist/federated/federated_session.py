@@ -18,7 +18,7 @@ from tfdist.federated.aggregation import Aggregation, Mean, clipped_by
 from tfdist.federated.algorithms.algorithm import WEIGHTS, arrays_of_clients
 from tfdist.federated.app import App, training_seed
 from tfdist.federated.client_privacy import ClippedSum, PrivateRounds
-from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike, require_same_shapes
+from tfdist.federated.client_update import Arrays, Update, is_finite, require_same_shapes
 from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
 from tfdist.federated.clients.update_codec import UpdateCodec
@@ -93,9 +93,7 @@ class FederatedSession:
         self.codec = UpdateCodec(app.compression, arrays_of_clients(app.algorithm, self.state))
         self.records = list[RoundRecord]()
         self._counted = dict[str, tuple[int, int]]()
-        self._evaluate = evaluate
-        self._masked_bytes = masked_bytes
-        self._around = around
+        self._evaluate, self._masked_bytes, self._around = evaluate, masked_bytes, around
         self._asked: messages.Aggregate | None = None
         self._is_resumed = found is not None
         self._began = time.monotonic()
@@ -190,7 +188,7 @@ class FederatedSession:
         metrics = update.metrics if update is not None else counts or {}
         if not self.machine.refusal(event):
             if update is not None:
-                require_alike(update, arrays_of_clients(self.app.algorithm, self.state))
+                require_same_shapes(update.arrays, arrays_of_clients(self.app.algorithm, self.state))
             if self._files is not None:
                 self._files.write(event, arrays, metrics)
         return self._apply(event, update, arrays, metrics)

@@ -17,22 +17,16 @@ PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The installation for which native parts are built.
+    """The installation for which native parts are built."""
 
-    Attributes:
-        package: the name of the distribution that installs the module ``tensorflow``.
-        root: the folder of the package ``tensorflow``.
-        python_tag: the Python version as wheels write it, ``cp311``; platform follows the same style, ``linux_x86_64``.
-        libc: the name and version of the C library; a library built with a newer one does not load on an older one.
-    """
-
-    package: str
+    package: str  # the name of the distribution that installs the module ``tensorflow``
     version: str
-    root: Path
+    root: Path  # the folder of the package ``tensorflow``
     python: str
+    # the Python version as wheels write it, ``cp311``; platform follows the same style, ``linux_x86_64``
     python_tag: str
     platform: str
-    libc: str
+    libc: str  # the name and version of the C library; a library built with a newer one does not load on an older one
 
     @property
     def include(self) -> Path:

@@ -34,24 +34,15 @@ _WHY_BYTES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """The members of a job, equal on all of them except for the rank.
-
-    Attributes:
-        hosts: the number of each rank's host.
-        indexes: the index of each rank among the members on its host.
-        addresses: the address at which each rank listens for ranks on other hosts.
-        key: the job's secret, which authenticates connections.
-        silent_seconds: how long a member may give no sign of life, in seconds.
-        timeout_seconds: how long an operation may take, in seconds; 0: no limit.
-    """
+    """The members of a job, equal on all of them except for the rank."""
 
     rank: int
-    hosts: tuple[int, ...]
-    indexes: tuple[int, ...]
-    addresses: tuple[tuple[str, int], ...]
-    key: bytes
-    silent_seconds: float
-    timeout_seconds: float
+    hosts: tuple[int, ...]  # the number of each rank's host
+    indexes: tuple[int, ...]  # the index of each rank among the members on its host
+    addresses: tuple[tuple[str, int], ...]  # the address at which each rank listens for ranks on other hosts
+    key: bytes  # the job's secret, which authenticates connections
+    silent_seconds: float  # how long a member may give no sign of life, in seconds
+    timeout_seconds: float  # how long an operation may take, in seconds; 0: no limit
 
 
 class Engines:

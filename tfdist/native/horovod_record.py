@@ -17,23 +17,14 @@ _LIBRARY = "horovod/tensorflow/mpi_lib"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A record of the installation for which tfdist built a wheel; the wheel contains it.
+    """A record of the installation for which tfdist built a wheel; the wheel contains it."""
 
-    Attributes:
-        tensorflow: the version of TensorFlow.
-        python_tag: the Python version, as ``cp311``.
-        built_in: the transports that are built in.
-        revision: the revision of the recipe.
-        cuda: the release of the CUDA toolkit that compiled it; empty without GPUs.
-        mpi: the MPI that is built in; empty without MPI.
-    """
-
-    tensorflow: str
-    python_tag: str
-    built_in: tuple[str, ...]
-    revision: int
-    cuda: str = ""
-    mpi: str = ""
+    tensorflow: str  # the version of TensorFlow
+    python_tag: str  # the Python version, as ``cp311``
+    built_in: tuple[str, ...]  # the transports that are built in
+    revision: int  # the revision of the recipe
+    cuda: str = ""  # the release of the CUDA toolkit that compiled it; empty without GPUs
+    mpi: str = ""  # the MPI that is built in; empty without MPI
 
     def to_json(self) -> str:
         """Return the record as the text of its file."""
@@ -62,17 +53,11 @@ def read_record(text: str | None) -> Record | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """An installed Horovod.
+    """An installed Horovod."""
 
-    Attributes:
-        version: the version of Horovod.
-        record: the record of tfdist's build; None if Horovod was built by something else.
-        is_whole: whether its library for TensorFlow is there.
-    """
-
-    version: str
-    record: Record | None = None
-    is_whole: bool = True
+    version: str  # the version of Horovod
+    record: Record | None = None  # the record of tfdist's build; None if Horovod was built by something else
+    is_whole: bool = True  # whether its library for TensorFlow is there
 
 
 def find_installed() -> Installed | None:

@@ -38,22 +38,14 @@ _Loaded = TypeVar("_Loaded")
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A library, compiled from all C++ files of a folder.
-
-    Attributes:
-        folder: the folder of the sources, below `SOURCES`.
-        flags: additional flags for the compiler.
-        takes: the compile time on two idle processors, in words.
-        shares: headers of other folders that the sources include.
-        uses_tensorflow: whether it is linked to TensorFlow's library, which the process must have loaded.
-    """
+    """A library, compiled from all C++ files of a folder."""
 
     name: str
-    folder: str
-    flags: tuple[str, ...]
-    takes: str
-    shares: tuple[str, ...] = ()
-    uses_tensorflow: bool = True
+    folder: str  # the folder of the sources, below `SOURCES`
+    flags: tuple[str, ...]  # additional flags for the compiler
+    takes: str  # the compile time on two idle processors, in words
+    shares: tuple[str, ...] = ()  # headers of other folders that the sources include
+    uses_tensorflow: bool = True  # whether it is linked to TensorFlow's library, which the process must have loaded
 
     def sources(self, pattern: str) -> list[Path]:
         """Return the files of the folder that match a pattern."""
@@ -201,7 +193,6 @@ def build(
 
 
 def compile_command(of: Library, compiler: Sequence[str], target: Target, source: Path, output: Path) -> list[str]:
-    """Return the command that compiles one file of the library."""
     flags = [*_FLAGS, *of.flags, "-isystem", str(target.include)]
     return [*compiler, *flags, "-c", str(source), "-o", str(output)]
 
@@ -209,7 +200,6 @@ def compile_command(of: Library, compiler: Sequence[str], target: Target, source
 def link_command(
     of: Library, compiler: Sequence[str], target: Target, objects: Sequence[Path], output: Path
 ) -> list[str]:
-    """Return the command that links the library."""
     library = [f"-L{target.include.parent}", "-l:libtensorflow_framework.so.2"] if of.uses_tensorflow else []
     return [*compiler, *_FLAGS, *of.flags, *_LINKING, *map(str, objects), "-o", str(output), *library]
 

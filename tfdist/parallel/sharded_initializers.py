@@ -134,9 +134,7 @@ class InitialParts:
         waiting: Callable[[str], AbstractContextManager[None]],
         agree: Callable[[str, Sequence[int], tf.DType], None] | None = None,
     ) -> None:
-        self._everybody = everybody
-        self._waiting = waiting
-        self._agree = agree
+        self._everybody, self._waiting, self._agree = everybody, waiting, agree
 
     def __call__(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Layout]) -> list[tf.Tensor]:
         # else those of all replicas would be on the device of the first

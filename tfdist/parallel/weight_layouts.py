@@ -207,9 +207,7 @@ class ElementLayout(PartLayout):
         path: str,
     ) -> None:
         super().__init__(shape, path)
-        self._traced = traced
-        self._waiting = waiting
-        self._gathers = gathers
+        self._traced, self._waiting, self._gathers = traced, waiting, gathers
         self._stretch = Stretch(self.shape, traced.rank, traced.size)
         self.local_shape = self._stretch.shape
         #: the bounds in the flattened weight

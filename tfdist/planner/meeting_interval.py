@@ -12,21 +12,14 @@ WAITING_PART = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Meetings:
-    """The cost of one meeting, of all weights or of one of the fragments that are exchanged in turn.
+    """The cost of one meeting, of all weights or of one of the fragments that are exchanged in turn."""
 
-    Attributes:
-        step_seconds: the time of a step that a worker takes without others, above 0.
-        travel_seconds: the time in which the data of a meeting travel.
-        computing_seconds: the time to read, encode, decode and apply them, on the processors that compute steps.
-        fragments: the number of meetings in a period.
-        delay: the number of steps that continue while a fragment travels.
-    """
-
-    step_seconds: float
-    travel_seconds: float
+    step_seconds: float  # the time of a step that a worker takes without others, above 0
+    travel_seconds: float  # the time in which the data of a meeting travel
+    # the time to read, encode, decode and apply them, on the processors that compute steps
     computing_seconds: float = 0.0
-    fragments: int = 1
-    delay: int = 0
+    fragments: int = 1  # the number of meetings in a period
+    delay: int = 0  # the number of steps that continue while a fragment travels
 
     def __post_init__(self) -> None:
         validation.number("step_seconds", self.step_seconds, above=0)

@@ -28,23 +28,15 @@ _SUMMING = ("Embedding", "MultiHeadAttention", "GroupedQueryAttention", "GroupQu
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The seconds of a layer for a micro-batch, whole and in parts; `part` is None if it cannot be cut.
-
-    Attributes:
-        entering: the time of reducing the gradients of its inputs.
-        leaving: the time of gathering its result.
-        summing: the time of reducing partial results.
-        has_summands: whether the layer by itself ends in partial results.
-        joins: whether the layer can take the result of the layer before in parts.
-    """
+    """The seconds of a layer for a micro-batch, whole and in parts; `part` is None if it cannot be cut."""
 
     whole: float
     part: float | None = None
-    entering: float = 0.0
-    leaving: float = 0.0
-    summing: float = 0.0
-    has_summands: bool = False
-    joins: bool = False
+    entering: float = 0.0  # the time of reducing the gradients of its inputs
+    leaving: float = 0.0  # the time of gathering its result
+    summing: float = 0.0  # the time of reducing partial results
+    has_summands: bool = False  # whether the layer by itself ends in partial results
+    joins: bool = False  # whether the layer can take the result of the layer before in parts
 
 
 def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, link: Link, rows: float) -> list[Costs]:

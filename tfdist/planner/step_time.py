@@ -24,17 +24,11 @@ from tfdist.planner.stage_cost import Memory, Setting, Stage, taking_turns
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The contribution of a stage to a step, in seconds.
+    """The contribution of a stage to a step, in seconds."""
 
-    Attributes:
-        pace: the time between two micro-batches.
-        passing: the time of the first micro-batch in the stage and on the way to it.
-        end: the time after the last micro-batch.
-    """
-
-    pace: float
-    passing: float
-    end: float
+    pace: float  # the time between two micro-batches
+    passing: float  # the time of the first micro-batch in the stage and on the way to it
+    end: float  # the time after the last micro-batch
 
 
 @dataclass(frozen=True, kw_only=True)

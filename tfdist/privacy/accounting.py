@@ -27,17 +27,11 @@ LEAST_NOISE = 0.1  # a step with less has an epsilon of 60 and more, which prote
 
 @dataclass(frozen=True)
 class NoisySteps:
-    """A number of steps with the same noise.
+    """A number of steps with the same noise."""
 
-    Args:
-        noise_multiplier: the noise's standard deviation, in units of the clipping norm.
-        rate: the probability with which each example is in the batch of a step.
-        steps: the number of steps.
-    """
-
-    noise_multiplier: float
-    rate: float
-    steps: int
+    noise_multiplier: float  # the noise's standard deviation, in units of the clipping norm
+    rate: float  # the probability with which each example is in the batch of a step
+    steps: int  # the number of steps
 
 
 def epsilon(spent: Sequence[NoisySteps], delta: float) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tfdist import validation
@@ -31,18 +32,11 @@ class PrivacyBudgetError(TfdistError, RuntimeError):
 
     def __init__(self, message: str, *, epsilon: float, delta: float, would_spend: float, spent: float) -> None:
         super().__init__(message, name="epsilon", received=would_spend)
-        self.epsilon = epsilon
-        self.delta = delta
-        self.would_spend = would_spend
-        self.spent = spent
+        self.epsilon, self.delta, self.would_spend, self.spent = epsilon, delta, would_spend, spent
 
     def __reduce__(self) -> Any:
         fields = {"epsilon": self.epsilon, "delta": self.delta, "would_spend": self.would_spend, "spent": self.spent}
-        return _made_again, (str(self), fields)
-
-
-def _made_again(message: str, fields: Mapping[str, float]) -> PrivacyBudgetError:
-    return PrivacyBudgetError(message, **fields)
+        return partial(PrivacyBudgetError, str(self), **fields), ()
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,11 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 @dataclass(frozen=True)
 class Clipped:
-    """The sums over the examples of a batch, and its losses and outputs.
+    """The sums over the examples of a batch, and its losses and outputs."""
 
-    Attributes:
-        sums: the sum of the clipped gradients for each trainable weight.
-        losses: the loss of each row, float32.
-        outputs: the model's outputs, one row for each row of the batch.
-    """
-
-    sums: list[tf.Tensor]
-    losses: tf.Tensor
-    outputs: Any
+    sums: list[tf.Tensor]  # the sum of the clipped gradients for each trainable weight
+    losses: tf.Tensor  # the loss of each row, float32
+    outputs: Any  # the model's outputs, one row for each row of the batch
 
 
 def clipped_sum(model: keras.Model, data: Any, counts: tf.Tensor, clip: float) -> Clipped:

@@ -113,12 +113,8 @@ class _Private:
         steps: int | None,
         seed: int | None,
     ) -> None:
-        self._model = model
-        self.budget = budget
-        self._clip = clip
-        self._noise_multiplier = noise_multiplier
-        self._steps = steps
-        self._seed = seed
+        self._model, self.budget, self._clip, self._noise_multiplier = model, budget, clip, noise_multiplier
+        self._steps, self._seed = steps, seed
         self._noise: Noise | None = None
         self._counter: keras.Variable | None = None
 
@@ -198,10 +194,7 @@ class _Account(keras.callbacks.Callback):
 
     def __init__(self, private: _Private, steps: int, epochs: int, rate: float) -> None:
         super().__init__()
-        self._private = private
-        self._steps = steps
-        self._epochs = epochs
-        self._rate = rate
+        self._private, self._steps, self._epochs, self._rate = private, steps, epochs, rate
         self._epoch = 0
         self._begun = 0
         self._first: int | None = None

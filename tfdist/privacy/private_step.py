@@ -16,19 +16,12 @@ from tfdist.training.replica import current_step
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise that a step adds, and the number that it divides by.
+    """The noise that a step adds, and the number that it divides by."""
 
-    Attributes:
-        clip: the largest norm of an example's gradient.
-        noise_multiplier: the standard deviation of the noise of the sum, in units of ``clip``.
-        expected: the expected number of examples of a batch, by which the sum is divided.
-        key: the key of the random numbers; no file has it.
-    """
-
-    clip: float
-    noise_multiplier: float
-    expected: float
-    key: int
+    clip: float  # the largest norm of an example's gradient
+    noise_multiplier: float  # the standard deviation of the noise of the sum, in units of ``clip``
+    expected: float  # the expected number of examples of a batch, by which the sum is divided
+    key: int  # the key of the random numbers; no file has it
 
 
 class PrivateStep:
@@ -44,9 +37,7 @@ class PrivateStep:
     adds_up_over_replicas = True
 
     def __init__(self, model: keras.Model, noise: Callable[[], Noise], counter: keras.Variable) -> None:
-        self._model = model
-        self._noise = noise
-        self._counter = counter
+        self._model, self._noise, self._counter = model, noise, counter
 
     def __call__(self, data: Any) -> Any:
         model, noise, current = self._model, self._noise(), current_step.current()

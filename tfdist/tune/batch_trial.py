@@ -30,42 +30,30 @@ _SHOWN_LINES, _LINE_LENGTH, _READ_BYTES = 15, 160, 200_000
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The job to try batches with.
-
-    Attributes:
-        argument: the script's option for the batch; None: the script calls `tfdist.tune.batch_size`.
-        memory_limit: the limit on data (heap, stacks, private memory) of each process in bytes, or None.
-    """
+    """The job to try batches with."""
 
     run: tuple[str, ...] = ()
     script: tuple[str, ...]
-    argument: str | None = None
+    argument: str | None = None  # the script's option for the batch; None: the script calls `tfdist.tune.batch_size`
     warm_up: int = 3
     steps: int = 20
+    # the limit on data (heap, stacks, private memory) of each process in bytes, or None
     memory_limit: int | None = None
     timeout_seconds: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The result of the trial of a batch.
-
-    Attributes:
-        text: the reason why the batch does not fit.
-        examples: the number of examples in a step over all replicas.
-        speed: the median over blocks of steps, in examples per second.
-        memory: the largest resident set of a worker's process, in bytes.
-        device_memory: the largest GPU memory of a worker, in bytes.
-    """
+    """The result of the trial of a batch."""
 
     batch: int
     outcome: Outcome
-    text: str = ""
-    examples: int = 0
+    text: str = ""  # the reason why the batch does not fit
+    examples: int = 0  # the number of examples in a step over all replicas
     replicas: int = 1
-    speed: float = 0.0
-    memory: int = 0
-    device_memory: int = 0
+    speed: float = 0.0  # the median over blocks of steps, in examples per second
+    memory: int = 0  # the largest resident set of a worker's process, in bytes
+    device_memory: int = 0  # the largest GPU memory of a worker, in bytes
 
     @property
     def tried(self) -> Tried:

@@ -23,22 +23,15 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request to measure the layers of a model.
+    """A request to measure the layers of a model."""
 
-    Attributes:
-        path: the path of the profile; a message goes to the same path with ".error", and the name of the phase with
-            ".phase".
-        parent: the pid of the process whose end ends this one.
-        divisors: the numbers by which the batch of `fit` is divided for further measurements.
-        counts_processor: whether to measure CPU seconds, which other programs cannot lengthen.
-        together: the paths of all requests measured at once; their processes wait for each other in `fit`.
-    """
-
+    # the path of the profile; a message goes to the same path with ".error", and the name of the phase with ".phase"
     path: str
-    parent: int
+    parent: int  # the pid of the process whose end ends this one
     is_module: bool
-    divisors: tuple[int, ...]
-    counts_processor: bool
+    divisors: tuple[int, ...]  # the numbers by which the batch of `fit` is divided for further measurements
+    counts_processor: bool  # whether to measure CPU seconds, which other programs cannot lengthen
+    # the paths of all requests measured at once; their processes wait for each other in `fit`
     together: tuple[str, ...] = ()
 
 

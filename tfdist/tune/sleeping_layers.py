@@ -19,9 +19,7 @@ class Sleeping(keras.layers.Layer):
 
     def __init__(self, part: int, seconds: tuple[float, float], note: Callable[[Note], None], **options: Any) -> None:
         super().__init__(**options)
-        self._part = part
-        self._seconds = seconds
-        self._tell = note
+        self._part, self._seconds, self._tell = part, seconds, note
 
     def build(self, shape: Any) -> None:
         """Create a weight, without which there would be no backward pass."""

@@ -40,7 +40,6 @@ class Report:
         return {name: self.fitting[batch] for name, batch in found.items()}
 
     def verdict(self) -> list[str]:
-        """Return the findings in sentences."""
         if not self.fitting:
             smallest = min(self.trials, key=lambda one: one.batch)
             none = "no batch was measured" if smallest.outcome is Outcome.SHORT else "no batch fits"

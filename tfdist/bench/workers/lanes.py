@@ -47,9 +47,7 @@ class Lane(WorkerSession):
             hosts=network.hosts if network else None,
             start=self._start_inside if network else None,
         )
-        self.name = name
-        self._network = network
-        self._environment = environment
+        self.name, self._network, self._environment = name, network, environment
         self._stores = contextlib.ExitStack()
         self._started = False
 

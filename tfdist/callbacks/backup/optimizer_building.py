@@ -27,16 +27,12 @@ def build_optimizers(model: keras.Model, own: Callable[[], Mapping[str, keras.Va
     weights = {name_of[id(one)]: one for one in model.trainable_variables if id(one) in name_of}
     missing = [name for name in saved if name not in ours]
     for optimizer in unbuilt:
-        prefixes = [_prefix(name_of.get(id(one.iterations), "")) for one in keras_optimizer.chain(optimizer)]
+        counters = [name_of.get(id(one.iterations), "") for one in keras_optimizer.chain(optimizer)]
+        prefixes = [counter.rpartition("/")[0] for counter in counters]  # of the names of all their variables
         trained = trained_weights(list(weights), missing, [prefix for prefix in prefixes if prefix])
         if trained:
             with model.distribute_strategy.scope():
                 optimizer.build([weights[name] for name in trained])
-
-
-def _prefix(iterations: str) -> str:
-    """Return the beginning of the names of an optimizer's variables, given that of its counter."""
-    return iterations.rpartition("/")[0]
 
 
 def trained_weights(weights: Iterable[str], slots: Iterable[str], optimizers: Iterable[str]) -> list[str]:

@@ -90,10 +90,8 @@ class BackupSession(keras.callbacks.Callback):
             disk, warn=_logger.warning, on_written=self._tell_the_agent if self._workers.is_chief else lambda _: None
         )
         self._steps_of: dict[int, int] = {}  # by the numbers of states that are not all written yet
-        self._save_freq = save_freq
-        self._asynchronous = asynchronous
-        self._delete = delete
-        self._rule = learning_rate_rule
+        self._save_freq, self._asynchronous = save_freq, asynchronous
+        self._delete, self._rule = delete, learning_rate_rule
         self._preemption = PreemptionHandler(self._workers)
         self._epoch = fit.initial_epoch
         self._steps = 0  # done since the very beginning

@@ -78,7 +78,6 @@ def names_of(client_data: ClientData, clients: Sequence[str] | int | None) -> tu
 
 
 def data_of(client_data: ClientData, client: str) -> Local:
-    """Return the data of one client."""
     if isinstance(client_data, str | Path):
         return local_data(Path(client_data) / client, client)
     if callable(client_data):

@@ -27,10 +27,7 @@ class LocalTerms(keras.regularizers.Regularizer):
     def __init__(
         self, before: Callable[[Any], Any] | None, proximal: float | None, anchor: tf.Variable, correction: tf.Variable
     ) -> None:
-        self._before = before
-        self._proximal = proximal
-        self._anchor = anchor
-        self._correction = correction
+        self._before, self._proximal, self._anchor, self._correction = before, proximal, anchor, correction
 
     def __call__(self, x: Any) -> Any:
         x = tf.convert_to_tensor(x)

@@ -104,7 +104,6 @@ def _rows_of(updates: Sequence[Update]) -> Rows:
 
 
 def _are_finite(rows: Rows) -> NDArray[np.bool_]:
-    """Return whether all numbers of each update are finite."""
     found = np.ones(len(rows), bool)
     for _, values in update_distances.blocks(rows):
         found &= np.isfinite(values).all(axis=1)

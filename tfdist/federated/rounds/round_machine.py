@@ -140,8 +140,8 @@ class RoundMachine:
             return f"the phase is {self.phase}, and no longer {event.phase}"
         if isinstance(event, messages.Trained | messages.Evaluated) and event.examples < 1:
             return f"{event.examples} examples are none"
-        answers = isinstance(event, messages.Trained | messages.Evaluated | messages.ClientFailed)
-        if answers and getattr(event, "client", "") not in self._waiting:
+        answers = messages.Trained | messages.Evaluated | messages.ClientFailed
+        if isinstance(event, answers) and event.client not in self._waiting:
             return "it was not asked, or has answered"
         return ""
 
@@ -188,10 +188,7 @@ class RoundMachine:
         self._selected = dict.fromkeys(found)
         self._trained, self._evaluated, self._failure = {}, {}, ""
         self.phase = Phase.CONFIGURE
-        return [
-            messages.Configure(self.round, self.attempt, found),
-            self._deadline(self.rules.configure_seconds),
-        ]
+        return [messages.Configure(self.round, self.attempt, found), self._deadline(self.rules.configure_seconds)]
 
     def _configured(self, event: messages.Configured) -> list[Action]:
         ready = [one for one in self._selected if one in event.clients]
@@ -213,10 +210,14 @@ class RoundMachine:
         return self._discard(f"{len(self._trained)} of {len(self._selected)} clients sent an update, and none is left")
 
     def _close(self) -> list[Action]:
-        cancelled: list[Action] = [messages.Cancel(self.round, self.attempt, one) for one in self._waiting]
-        self._waiting = {}
+        cancelled = self._cancelled()
         self.phase = Phase.AGGREGATE
         return [*cancelled, self._aggregate()]
+
+    def _cancelled(self) -> list[Action]:
+        cancelled: list[Action] = [messages.Cancel(self.round, self.attempt, one) for one in self._waiting]
+        self._waiting = {}
+        return cancelled
 
     def _aggregate(self) -> Action:
         used = tuple(one for one in self._selected if one in self._trained)
@@ -224,15 +225,12 @@ class RoundMachine:
 
     def _discard(self, reason: str) -> list[Action]:
         reason = f"{reason}; at least {self.rules.minimum} must{self._failure}"
-        cancelled: list[Action] = [messages.Cancel(self.round, self.attempt, one) for one in self._waiting]
-        done = [*cancelled, messages.Discard(self.round, self.attempt, reason)]
-        self._waiting, self._trained = {}, {}
+        done = [*self._cancelled(), messages.Discard(self.round, self.attempt, reason)]
+        self._trained = {}
         self.attempt += 1
         if self.attempt >= self.rules.attempts:
             return [*done, *self._fail(f"round {self.round} failed {self.attempt} times, last because {reason}")]
-        self.phase = Phase.SELECT
-        following = self._select() if len(self._available) >= self.rules.wait_for else self.start()
-        return [*done, *following]
+        return [*done, *self._next()]
 
     def _aggregated(self, event: messages.Aggregated | messages.SumHidden) -> list[Action]:
         if isinstance(event, messages.SumHidden):
@@ -259,16 +257,16 @@ class RoundMachine:
 
     def _end_round(self, metrics: dict[str, float]) -> list[Action]:
         trained = {one: self._trained[one] for one in self._selected if one in self._trained}
-        ended = messages.EndRound(
-            self.round, self.attempt, tuple(self._selected), trained, metrics, evaluated=len(self._evaluated)
-        )
+        ended = messages.EndRound(self.round, self.attempt, tuple(self._selected), trained, metrics)
         self.round, self.attempt = self.round + 1, 0
         if self.round == self.rules.rounds:
             self.phase = Phase.DONE
             return [ended, messages.Stop()]
+        return [ended, *self._next()]
+
+    def _next(self) -> list[Action]:
         self.phase = Phase.SELECT
-        following = self._select() if len(self._available) >= self.rules.wait_for else self.start()
-        return [ended, *following]
+        return self._select() if len(self._available) >= self.rules.wait_for else self.start()
 
     def _deadline_passed(self) -> list[Action]:
         if self.phase is Phase.SELECT:

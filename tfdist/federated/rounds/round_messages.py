@@ -9,6 +9,12 @@ from typing import Any
 from tfdist.errors import CorruptDataError
 
 
+@dataclass(frozen=True)
+class _OfAttempt:
+    round: int
+    attempt: int
+
+
 # --- events -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Joined:
@@ -25,86 +31,67 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Configured:
+class Configured(_OfAttempt):
     """These of the clients that `Configure` named are ready to train."""
 
-    round: int
-    attempt: int
     clients: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(_OfAttempt):
     """A client's update has arrived, and the driver keeps it."""
 
-    round: int
-    attempt: int
     client: str
     examples: int
 
 
 @dataclass(frozen=True)
-class ClientFailed:
+class ClientFailed(_OfAttempt):
     """A client reports that it cannot train or evaluate."""
 
-    round: int
-    attempt: int
     client: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Aggregated:
+class Aggregated(_OfAttempt):
     """The weights of the next round are computed, and the driver keeps them."""
 
-    round: int
-    attempt: int
-
 
 @dataclass(frozen=True)
-class AggregationFailed:
+class AggregationFailed(_OfAttempt):
     """The updates could not be aggregated, for instance because too few clients confirmed a secure sum."""
 
-    round: int
-    attempt: int
     reason: str
 
 
 @dataclass(frozen=True)
-class SumHidden:
+class SumHidden(_OfAttempt):
     """Too few clients unmasked a secure sum; the others reveal no second one, so the round ends without an update."""
 
-    round: int
-    attempt: int
     reason: str
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(_OfAttempt):
     """A client has evaluated the new weights on its own data."""
 
-    round: int
-    attempt: int
     client: str
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class EvaluatedCentrally:
+class EvaluatedCentrally(_OfAttempt):
     """The server has evaluated the new weights on its data."""
 
-    round: int
-    attempt: int
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class DeadlinePassed:
+class DeadlinePassed(_OfAttempt):
     """The time of a `SetDeadline` is over."""
 
-    round: int
-    attempt: int
     phase: str
 
 
@@ -131,90 +118,70 @@ Event = (
 
 # --- actions ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class SetDeadline:
+class SetDeadline(_OfAttempt):
     """Send `DeadlinePassed` with the same fields after this number of seconds; it replaces the previous deadline."""
 
-    round: int
-    attempt: int
     phase: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class Configure:
+class Configure(_OfAttempt):
     """Get these clients ready (for instance, let them agree on keys), then send `Configured`."""
 
-    round: int
-    attempt: int
     clients: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(_OfAttempt):
     """Send the weights of the round to this client; it may have had them before."""
 
-    round: int
-    attempt: int
     client: str
 
 
 @dataclass(frozen=True)
-class Cancel:
+class Cancel(_OfAttempt):
     """Tell this client that its update is not needed any more."""
 
-    round: int
-    attempt: int
     client: str
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class Aggregate(_OfAttempt):
     """Aggregate the updates of these clients, in this order, then send how that ended.
 
     That is `Aggregated`, `AggregationFailed` or `SumHidden`.
     """
 
-    round: int
-    attempt: int
     clients: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Discard:
+class Discard(_OfAttempt):
     """Forget the updates of this attempt: there are too few."""
 
-    round: int
-    attempt: int
     reason: str
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(_OfAttempt):
     """Send the new weights to this client, which evaluates them."""
 
-    round: int
-    attempt: int
     client: str
 
 
 @dataclass(frozen=True)
-class EvaluateCentrally:
+class EvaluateCentrally(_OfAttempt):
     """Evaluate the new weights here, then send `EvaluatedCentrally`."""
-
-    round: int
-    attempt: int
 
 
 @dataclass(frozen=True)
-class EndRound:
+class EndRound(_OfAttempt):
     """A round is done: record it, and keep the state."""
 
-    round: int
-    attempt: int
     selected: tuple[str, ...]
     trained: Mapping[str, int]  # client -> examples, in the order of selection
     metrics: Mapping[str, float]  # of the evaluation; empty where there was none
-    evaluated: int  # clients that evaluated
 
 
 @dataclass(frozen=True)

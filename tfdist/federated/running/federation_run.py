@@ -33,25 +33,16 @@ _ROOM = 16 << 20  # bytes of a message beside weights
 
 @dataclass(frozen=True)
 class Common:
-    """The settings on which both sides agree without a message.
+    """The settings on which both sides agree without a message."""
 
-    Attributes:
-        clients: the names of all clients.
-        rules: the rules of the rounds.
-        layout: the layout of an update as a vector.
-        sums: the settings of secure aggregation; None without it.
-        code: the code of values as integers; None without secure aggregation.
-        noise: the noise of a client in a secure sum; None without privacy, and if the server adds the noise.
-        largest: the largest number of bytes of a message.
-    """
-
-    clients: tuple[str, ...]
+    clients: tuple[str, ...]  # the names of all clients
     rules: RoundRules
-    layout: VectorLayout
-    sums: SecureSums | None
-    code: FixedPoint | None
+    layout: VectorLayout  # the layout of an update as a vector
+    sums: SecureSums | None  # the settings of secure aggregation; None without it
+    code: FixedPoint | None  # the code of values as integers; None without secure aggregation
+    # the noise of a client in a secure sum; None without privacy, and if the server adds the noise
     noise: Callable[[MaskingPlan], NoisyWords] | None
-    largest: int
+    largest: int  # the largest number of bytes of a message
 
     @property
     def masked_bytes(self) -> int | None:

@@ -34,12 +34,7 @@ class SecureRounds:
     """The secure sum of the current attempt."""
 
     def __init__(
-        self,
-        sums: SecureSums,
-        code: FixedPoint,
-        layout: VectorLayout,
-        roster: Mapping[str, bytes],
-        folder: Path | None,
+        self, sums: SecureSums, code: FixedPoint, layout: VectorLayout, roster: Mapping[str, bytes], folder: Path | None
     ) -> None:
         self._sums, self._code, self._layout, self._roster = sums, code, layout, roster
         self._folder = folder

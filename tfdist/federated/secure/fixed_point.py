@@ -24,21 +24,13 @@ _EXACT_FLOAT32 = 22  # bits of a value up to which rounding in float32 is exact
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint:
-    """The code of one round.
+    """The code of one round."""
 
-    Attributes:
-        clip: the largest magnitude of a value; larger values are clipped, and counted.
-        value_bits: the bits of a value with its sign.
-        largest_weight: the largest weight of a client, an integer.
-        clients: the largest number of clients whose vectors are added.
-        bits: the bits of a word, 32 or 64.
-    """
-
-    clip: float
-    value_bits: int = 16
-    largest_weight: int = 1
-    clients: int
-    bits: int = 32
+    clip: float  # the largest magnitude of a value; larger values are clipped, and counted
+    value_bits: int = 16  # the bits of a value with its sign
+    largest_weight: int = 1  # the largest weight of a client, an integer
+    clients: int  # the largest number of clients whose vectors are added
+    bits: int = 32  # the bits of a word, 32 or 64
 
     def __post_init__(self) -> None:
         validation.number("clip", self.clip, above=0.0)

@@ -24,14 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from tfdist.errors import ConfigError
 from tfdist.federated.secure import masking_plan, shamir
-from tfdist.federated.secure.mask_stream import (
-    KEY_BYTES,
-    Words,
-    apply_masks,
-    derived_key,
-    public_key,
-    word_type,
-)
+from tfdist.federated.secure.mask_stream import KEY_BYTES, Words, apply_masks, derived_key, public_key, word_type
 from tfdist.federated.secure.masking_plan import MaskingPlan, ProtocolError
 from tfdist.federated.secure.neighbour_graph import neighbours_of
 
@@ -71,13 +64,7 @@ class MaskingClient:
         roster: the public signing key of every known client, which does not come from the server.
     """
 
-    def __init__(
-        self,
-        plan: MaskingPlan,
-        name: str,
-        identity: Ed25519PrivateKey,
-        roster: Mapping[str, bytes],
-    ) -> None:
+    def __init__(self, plan: MaskingPlan, name: str, identity: Ed25519PrivateKey, roster: Mapping[str, bytes]) -> None:
         self.plan = plan
         self.name = name
         self.phase = Phase.ADVERTISE
@@ -229,11 +216,3 @@ class MaskingClient:
                 f"the box of client {peer} does not open: it was changed, or sealed for another client or sum.",
                 name=peer,
             ) from None
-
-
-def lost_mask_keys(
-    plan: MaskingPlan, private: bytes, lost: str, peers: Mapping[str, bytes]
-) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys of the masks that a lost client's peers added, and those that they removed."""
-    keys = {peer: pair_key(private, public, plan, lost, peer) for peer, public in peers.items()}
-    return [keys[p] for p in keys if p < lost], [keys[p] for p in keys if p > lost]

@@ -31,23 +31,14 @@ class AbortedError(TfdistError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingPlan:
-    """The plan of one secure sum. Both sides build it from their own settings and the server's announcement.
+    """The plan of one secure sum. Both sides build it from their own settings and the server's announcement."""
 
-    Attributes:
-        session: random bytes that no other sum has.
-        clients: the names of the clients that are asked, in order.
-        length: the number of words of a vector.
-        bits: the bits of a word, 32 or 64.
-        threshold: the least number of clients whose sum is revealed.
-        degree: the number of neighbours of a client, and the number of shares that recover a secret.
-    """
-
-    session: bytes
-    clients: tuple[str, ...]
-    length: int
-    bits: int
-    threshold: int
-    degree: Degree
+    session: bytes  # random bytes that no other sum has
+    clients: tuple[str, ...]  # the names of the clients that are asked, in order
+    length: int  # the number of words of a vector
+    bits: int  # the bits of a word, 32 or 64
+    threshold: int  # the least number of clients whose sum is revealed
+    degree: Degree  # the number of neighbours of a client, and the number of shares that recover a secret
 
     @classmethod
     def of(

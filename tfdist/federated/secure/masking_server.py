@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.federated.secure import masking_plan, shamir
 from tfdist.federated.secure.mask_stream import KEY_BYTES, Words, apply_masks, public_key, word_type
-from tfdist.federated.secure.masking_client import Phase, lost_mask_keys, self_key
+from tfdist.federated.secure.masking_client import Phase, pair_key, self_key
 from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, ProtocolError
 from tfdist.federated.secure.neighbour_graph import neighbours_of
 
@@ -217,16 +217,14 @@ class MaskingServer:
 
     def _end_of_reveals(self, present: tuple[str, ...]) -> _Questions:
         del present
-        own = [self_key(self._seed_of(name), self.plan, name) for name in self._survivors]
-        added: list[bytes] = []
-        removed: list[bytes] = []
+        added, removed = list[bytes](), [self_key(self._seed_of(name), self.plan, name) for name in self._survivors]
         for name in self._lost:
-            peers = [peer for peer in self._graph[name] if peer in self._survivors]
-            public = {peer: self._adverts[peer][KEY_BYTES : 2 * KEY_BYTES] for peer in peers}
-            by_peers_added, by_peers_removed = lost_mask_keys(self.plan, self._mask_secret_of(name), name, public)
-            removed += by_peers_added
-            added += by_peers_removed
-        apply_masks(self._sum, added=added, removed=[*own, *removed])
+            private = self._mask_secret_of(name)
+            for peer in self._graph[name]:
+                if peer in self._survivors:
+                    key = pair_key(private, self._adverts[peer][KEY_BYTES : 2 * KEY_BYTES], self.plan, name, peer)
+                    (removed if peer < name else added).append(key)  # the opposite of what the peer has done
+        apply_masks(self._sum, added=added, removed=removed)
         return {}, {}
 
     def _seed_of(self, name: str) -> bytes:

@@ -21,21 +21,13 @@ _TAIL = 10.0  # standard deviations that a word has room for
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyWords:
-    """The noise of a client in a sum.
+    """The noise of a client in a sum."""
 
-    Attributes:
-        code: the code of values, whose ``clip`` is the clipping norm of a client's vector.
-        noise_multiplier: the standard deviation of the noise of the sum, in units of that norm.
-        clients: the number of clients that begin the sum.
-        honest: the number of clients that are in every revealed sum and tell no other client their noise.
-        length: the length of a vector.
-    """
-
-    code: FixedPoint
-    noise_multiplier: float
-    clients: int
-    honest: int
-    length: int
+    code: FixedPoint  # the code of values, whose ``clip`` is the clipping norm of a client's vector
+    noise_multiplier: float  # the standard deviation of the noise of the sum, in units of that norm
+    clients: int  # the number of clients that begin the sum
+    honest: int  # the number of clients that are in every revealed sum and tell no other client their noise
+    length: int  # the length of a vector
 
     def __post_init__(self) -> None:
         if self.honest < 1:

@@ -57,9 +57,7 @@ class Stream:
     """Frames over one connection of asyncio."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, silence_seconds: float) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._silence_seconds = silence_seconds
+        self._reader, self._writer, self._silence_seconds = reader, writer, silence_seconds
         self._sending = asyncio.Lock()
 
     async def send(self, message: dict[str, Any]) -> None:

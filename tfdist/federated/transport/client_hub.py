@@ -79,11 +79,8 @@ class ClientHub:
                 "the list that was made with this key.",
                 name="--keys",
             )
-        self._key = key
-        self._federation = federation
-        self._largest = largest
-        self._refused = refused
-        self._silence_seconds = silence_seconds
+        self._key, self._federation, self._largest = key, federation, largest
+        self._refused, self._silence_seconds = refused, silence_seconds
         self._streams: dict[str, Stream] = {}
         self._strangers = 0
         self._context = server_context(key)

@@ -128,13 +128,11 @@ def make_federation(folder: Path, clients: Mapping[str, bytes]) -> Federation:
 
 
 def read_server_key(path: Path) -> ServerKey:
-    """Return the server's key from its file."""
     found = _read(path, "certificate", "private", secret=True)
     return ServerKey(certificate=found["certificate"], private=found["private"])
 
 
 def read_client_key(path: Path) -> ClientKey:
-    """Return a client's key from its file."""
     found = _read(path, "client", "private", secret=True)
     try:
         return ClientKey(

@@ -53,12 +53,8 @@ class ServerLink:
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._host, self._port = host, port
-        self._key = key
-        self._federation = federation
-        self._largest = largest
-        self._wait_seconds = wait_seconds
-        self._told = told
-        self._silence_seconds = silence_seconds
+        self._key, self._federation, self._largest = key, federation, largest
+        self._wait_seconds, self._told, self._silence_seconds = wait_seconds, told, silence_seconds
         self._context = client_context()
         self._stream: Stream | None = None
         self._loop = LoopThread("tfdist-federated-client")
@@ -66,7 +62,6 @@ class ServerLink:
 
     @property
     def address(self) -> str:
-        """The address of the server."""
         return f"{self._host}:{self._port}"
 
     def take(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
@@ -78,7 +73,6 @@ class ServerLink:
         return self._loop.call(self._send(message))
 
     def close(self) -> None:
-        """End the connection."""
         self._loop.close()
 
     async def _start(self) -> None:

@@ -14,22 +14,14 @@ from tfdist.parallel.compute.activations import Along
 
 @dataclass(frozen=True)
 class Kept:
-    """The layers that compute with parts of activations around them, by what they do.
+    """The layers that compute with parts of activations around them, by what they do."""
 
-    Attributes:
-        giving: layers that leave their result in parts.
-        taking: layers that are given a part.
-        entered: layers that are given the result of `Along.entering` or `Along.collected`.
-        scattering: layers that sum to parts of the sequence.
-        last: layers that make results of a model, which may be gathered when they are read.
-        between: dropout layers that are given parts, each with its axis and the cut dim, counted from the last dim.
-    """
-
-    giving: tuple[Any, ...] = ()
-    taking: tuple[Any, ...] = ()
-    entered: tuple[Any, ...] = ()
-    scattering: tuple[Any, ...] = ()
-    last: tuple[Any, ...] = ()
+    giving: tuple[Any, ...] = ()  # layers that leave their result in parts
+    taking: tuple[Any, ...] = ()  # layers that are given a part
+    entered: tuple[Any, ...] = ()  # layers that are given the result of `Along.entering` or `Along.collected`
+    scattering: tuple[Any, ...] = ()  # layers that sum to parts of the sequence
+    last: tuple[Any, ...] = ()  # layers that make results of a model, which may be gathered when they are read
+    # dropout layers that are given parts, each with its axis and the cut dim, counted from the last dim
     between: tuple[tuple[Any, Along, int], ...] = ()
 
 

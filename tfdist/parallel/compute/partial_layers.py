@@ -39,18 +39,12 @@ _HEADS = -2  # of the dims of query, key and value
 
 @dataclass(frozen=True)
 class Way:
-    """The way in which a dense layer computes with a part of its kernel.
-
-    Attributes:
-        dim: the dim in parts, of the result (columns) or the input (rows), counted from the last.
-        rank: the only rank of an activation with that dim that the layer allows, or None.
-        by_columns: whether each member has a part of the result, not a summand.
-    """
+    """The way in which a dense layer computes with a part of its kernel."""
 
     along: Along
-    dim: int
-    rank: int | None
-    by_columns: bool
+    dim: int  # the dim in parts, of the result (columns) or the input (rows), counted from the last
+    rank: int | None  # the only rank of an activation with that dim that the layer allows, or None
+    by_columns: bool  # whether each member has a part of the result, not a summand
 
 
 def way_of(layer: Any) -> Way | None:

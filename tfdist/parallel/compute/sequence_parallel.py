@@ -72,10 +72,7 @@ def layers_of(models: Sequence[Any]) -> list[Any]:
 
 class _Graph:
     def __init__(self, graph: Any, placing: Placing, training: bool | None, name: str = "") -> None:
-        self._graph = graph
-        self._placing = placing
-        self._training = training
-        self._name = name
+        self._graph, self._placing, self._training, self._name = graph, placing, training, name
         self._lying: dict[int, _Lying] = {}
         self._wholes: dict[int, tf.Tensor] = {}
         self._collected: dict[int, tf.Tensor] = {}

@@ -380,7 +380,7 @@ def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float])
     def update(gradients: Any) -> None:
         strategy.run(lambda given: optimizer.apply(given, model.trainable_variables), args=(gradients,))
 
-    seconds = _median_of_series(lambda: update(gradients), 2 * _FEWEST, clock)
+    seconds = statistics.median(_series(lambda: update(gradients), 2 * _FEWEST, clock))
     slots = [one for one in optimizer.variables if len(one.shape)]
     return max(seconds - call_seconds, 0.0), _bytes_of(slots)
 
@@ -392,7 +392,7 @@ def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> flo
         return 0.0
     add = tf.function(lambda sums: [total + one for total, one in zip(sums, dense, strict=True)], autograph=False)
     sums = [tf.zeros_like(one) for one in dense]
-    return _median_of_series(lambda: add(sums), 2 * _FEWEST, clock)
+    return statistics.median(_series(lambda: add(sums), 2 * _FEWEST, clock))
 
 
 def _smallest_call() -> Callable[[], Any]:
@@ -407,10 +407,6 @@ def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
     function()
     tf.test.experimental.sync_devices()
     return clock() - began
-
-
-def _median_of_series(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
-    return statistics.median(_series(function, count, clock))
 
 
 def _series(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> list[float]:

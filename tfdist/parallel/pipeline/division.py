@@ -47,7 +47,6 @@ class _Traced(keras.Operation):
 
 
 def has_named(model: keras.Model) -> bool:
-    """Return whether the model names its blocks."""
     return hasattr(model, METHOD)
 
 

@@ -62,16 +62,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Moment:
-    """The values of some symbolic tensors between two calls, and their attributes then.
+    """The values of some symbolic tensors between two calls, and their attributes then."""
 
-    Attributes:
-        numbers: the number of the value of each symbolic tensor, by the tensor's identity; None: no value.
-        attributes: the attributes of each value that can be reached, by name: another value, or no tensor.
-        activations: the kind and the argument of each activation whose logits Keras finds.
-    """
-
+    # the number of the value of each symbolic tensor, by the tensor's identity; None: no value
     numbers: dict[int, int | None] = field(default_factory=dict)
+    # the attributes of each value that can be reached, by name: another value, or no tensor
     attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    # the kind and the argument of each activation whose logits Keras finds
     activations: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     @property

@@ -14,19 +14,14 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Given:
-    """The inputs of a forward pass: tensors, structures of tensors, or None.
-
-    Attributes:
-        taken: the tensors that other parts have made, in the order of their edges.
-        index: the index of the micro-batch among those of all replicas, int32 scalar.
-        weights: values in place of the part's variables; empty: the values of the variables.
-    """
+    """The inputs of a forward pass: tensors, structures of tensors, or None."""
 
     inputs: list[Any]
     y: Any
     sample_weight: Any
-    taken: list[tf.Tensor]
-    index: tf.Tensor
+    taken: list[tf.Tensor]  # the tensors that other parts have made, in the order of their edges
+    index: tf.Tensor  # the index of the micro-batch among those of all replicas, int32 scalar
+    # values in place of the part's variables; empty: the values of the variables
     weights: list[tf.Tensor] = field(default_factory=list)
 
     @property
@@ -37,26 +32,18 @@ class Given:
 
 @dataclass(frozen=True)
 class Made:
-    """The results of a forward pass.
+    """The results of a forward pass."""
 
-    Attributes:
-        sent: the tensors for other parts, each once, in the order of the edges.
-        outputs: the outputs of the last part, see `Flow.outputs`.
-        loss: the compiled loss, in the last part.
-        added: the sum over examples of the losses that layers add.
-        target: the target of the gradient: ``loss`` and ``added``, scaled and weighted.
-        states: the values of the variables in `changed`, which layers have changed.
-        draws: the number of draws from each random generator.
-    """
-
+    # the tensors for other parts, each once, in the order of the edges
     sent: list[tf.Tensor] = field(default_factory=list)
-    outputs: list[tf.Tensor] = field(default_factory=list)
-    loss: tf.Tensor | None = None
-    added: tf.Tensor | None = None
-    target: tf.Tensor | None = None
+    outputs: list[tf.Tensor] = field(default_factory=list)  # the outputs of the last part, see `Flow.outputs`
+    loss: tf.Tensor | None = None  # the compiled loss, in the last part
+    added: tf.Tensor | None = None  # the sum over examples of the losses that layers add
+    target: tf.Tensor | None = None  # the target of the gradient: ``loss`` and ``added``, scaled and weighted
+    # the values of the variables in `changed`, which layers have changed
     states: list[tf.Tensor] = field(default_factory=list)
     changed: list[keras.Variable] = field(default_factory=list)
-    draws: dict[int, int] = field(default_factory=dict)
+    draws: dict[int, int] = field(default_factory=dict)  # the number of draws from each random generator
 
 
 class TracedPass:
@@ -78,19 +65,11 @@ class TracedPass:
     def __call__(self, given: Given) -> Made:
         values = self._function(*_flat(given.structure))
         sent, outputs, loss, added, target, states = _packed(self._results, values)
-        return Made(
-            sent=sent,
-            outputs=outputs,
-            loss=loss,
-            added=added,
-            target=target,
-            states=states,
-            changed=self._made.changed,
-            draws=self._made.draws,
-        )
+        return Made(sent, outputs, loss, added, target, states, self._made.changed, self._made.draws)
 
 
 def _tensors(made: Made) -> tuple[Any, ...]:
+    """Return the tensors of the results, in the order of their fields."""
     # a gradient is taken of what is sent, and of the target, alone
     outputs, loss, added, states = tf.nest.map_structure(
         lambda one: None if one is None else tf.stop_gradient(one), (made.outputs, made.loss, made.added, made.states)

@@ -32,9 +32,7 @@ class MicroStep(current_step.Step):
         super().__init__(**options)
         self._comparing = comparing
         self._known = list(known)
-        self._what = what
-        self._is_alone = is_alone
-        self._loss_reduction = loss_reduction
+        self._what, self._is_alone, self._loss_reduction = what, is_alone, loss_reduction
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
         """Return the sums over all micro-batches: of the losses' divisors, or where each replica has one."""

@@ -33,33 +33,24 @@ from tfdist.training.replica import batch_rows, current_step, replica_metrics, r
 
 @dataclass(frozen=True, kw_only=True)
 class Pipe:
-    """The place of a process in a pipeline, and its collectives.
-
-    Attributes:
-        everybody: the collective of all processes.
-        traced, between: the collectives of the stages of this replica; the first under keys of the traced function.
-        replica, replicas: the part of a batch that this process has, and the number of parts.
-        copies, copy: the number of processes of a stage with the same part of a batch, each with its part of the
-            weights, and the number of this process among them.
-        schedule: a function that returns the schedule of a number of micro-batches.
-        microbatches: the largest number of micro-batches in a batch.
-        devices: the device of each stage, if this process is alone and has all stages; `stages` is 1 then.
-    """
+    """The place of a process in a pipeline, and its collectives."""
 
     workers: Workers
-    everybody: TracedCollective
-    traced: TracedCollective
-    between: Collective
+    everybody: TracedCollective  # of all processes
+    traced: TracedCollective  # of the stages of this replica, under keys of the traced function
+    between: Collective  # of the same stages
     stage: int
     stages: int
-    replica: int
-    replicas: int
-    schedule: Callable[[int], Schedule]
-    microbatches: int
+    replica: int  # the number of the part of a batch that this process has
+    replicas: int  # the number of parts
+    schedule: Callable[[int], Schedule]  # returns the schedule of a number of micro-batches
+    microbatches: int  # the largest number of micro-batches in a batch
     recompute: bool
+    # the device of each stage, if this process is alone and has all stages; `stages` is 1 then
     devices: tuple[str, ...] = ()
+    # the number of processes of a stage with the same part of a batch, each with its part of the weights
     copies: int = 1
-    copy: int = 0
+    copy: int = 0  # the number of this process among them
 
     @property
     def is_last(self) -> bool:
@@ -77,17 +68,11 @@ class Pipe:
 
 @dataclass(frozen=True)
 class Told:
-    """The facts about all passes that every stage knows.
+    """The facts about all passes that every stage knows."""
 
-    Attributes:
-        has_gradient: whether each trainable weight has a gradient.
-        draws: the number of draws in one forward pass through the model, for each random generator.
-        adds: whether layers or regularizers add something to the loss.
-    """
-
-    has_gradient: list[bool]
-    draws: list[int]
-    adds: bool
+    has_gradient: list[bool]  # whether each trainable weight has a gradient
+    draws: list[int]  # the number of draws in one forward pass through the model, for each random generator
+    adds: bool  # whether layers or regularizers add something to the loss
 
 
 class StageStep:
@@ -103,12 +88,8 @@ class StageStep:
         loss_reduction: str,
         shares: Callable[[], Shares],
     ) -> None:
-        self._model = model
-        self._division = division
-        self._pipe = pipe
-        self._unseeded = unseeded
-        self._loss_reduction = loss_reduction
-        self._shares = shares
+        self._model, self._division, self._pipe, self._unseeded = model, division, pipe, unseeded
+        self._loss_reduction, self._shares = loss_reduction, shares
         self._known: whole_batches.Sums = []
         self._example_weight = 1.0
         self._comparing: list[str] | None = None  # losses that compare examples, once they were tried

@@ -44,21 +44,17 @@ class Passed:
 
 @dataclass
 class Found:
-    """The results of a step's passes on this stage.
+    """The results of a step's passes on this stage."""
 
-    Attributes:
-        gradients: the gradients of this stage's trainable variables, by the variables' identity.
-        states: the changed variables, by identity: the variable, and the weighted sum over micro-batches (floats) or
-            the first value.
-        outputs: the flat results of each micro-batch, in the last part.
-        added: the sum over examples of the losses that layers add, or None.
-        draws: the number of draws in one forward pass, for each random generator.
-    """
-
+    # the gradients of this stage's trainable variables, by the variables' identity
     gradients: dict[int, Accumulated] = field(default_factory=dict)
+    # the changed variables, by identity: the variable, and the weighted sum over micro-batches (floats) or the first
+    # value
     states: dict[int, tuple[keras.Variable, tf.Tensor]] = field(default_factory=dict)
+    # the flat results of each micro-batch, in the last part
     outputs: dict[int, list[tf.Tensor]] = field(default_factory=dict)
-    added: tf.Tensor | None = None
+    added: tf.Tensor | None = None  # the sum over examples of the losses that layers add, or None
+    # the number of draws in one forward pass, for each random generator
     draws: dict[int, int] = field(default_factory=dict)
     gradients_sent: list[tf.Operation] = field(default_factory=list)
 
@@ -84,16 +80,9 @@ class Run:
     ) -> None:
         self._model = model
         self._kinds = {} if kinds is None else kinds
-        self._division = division
-        self._devices = devices
-        self._stage = stage
-        self._stages = stages
-        self._links = links
-        self._microbatches = microbatches
-        self._training = training
-        self._unseeded = unseeded
-        self._recompute = recompute
-        self._updates = updates
+        self._division, self._devices, self._stage, self._stages = division, devices, stage, stages
+        self._links, self._microbatches, self._training = links, microbatches, training
+        self._unseeded, self._recompute, self._updates = unseeded, recompute, updates
         self._passed: dict[Work, Passed] = {}
         self._received: dict[Work, dict[Edge, tf.Tensor]] = {}
         self._traced: dict[tuple[int, int, bool], TracedPass] = {}

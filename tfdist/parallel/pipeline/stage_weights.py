@@ -39,10 +39,8 @@ class StageLayout(PartLayout):
         self.holders: tuple[int, ...] | None = None
         #: the device on which this process has it; None: the one on which the process has everything
         self.device: str | None = None
-        self._along = along
-        self._is_first_replica = is_first_replica
-        self._replicas = replicas
-        self._within = within
+        self._along, self._is_first_replica = along, is_first_replica
+        self._replicas, self._within = replicas, within
         place = axes.mesh.coordinates(axes.rank)
         self._is_first_of_copies = within is not None or place.get(MODEL, 0) == 0
 
@@ -100,7 +98,6 @@ class StageLayout(PartLayout):
 
     @property
     def layout(self) -> tuple[str | None, ...]:
-        """The layout of the part that a stage has."""
         return (None,) * len(self.shape) if self._within is None else self._within.layout
 
     @property
@@ -110,7 +107,6 @@ class StageLayout(PartLayout):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the part that this process has."""
         return self.held_shape if self.is_held else (0,)
 
     @property
@@ -215,7 +211,6 @@ class SlotLayout(PartLayout):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the part that this process has."""
         if not self.is_settled:
             return self._weight.local_shape
         return self.stretch.shape if self.is_held else (0,)

@@ -22,21 +22,13 @@ _PUBLISHED = 0.15, 0.52
 
 @dataclass(frozen=True)
 class Device:
-    """A device, as described by its data sheet.
+    """A device, as described by its data sheet."""
 
-    Attributes:
-        float32: the peak in operations per second, with 32-bit numbers.
-        mixed: the peak in operations per second, with 16-bit numbers.
-        memory_gb: the memory of the device, in 10^9 bytes.
-        source: the data sheet.
-        float32_attained, mixed_attained: the smallest and the largest part of the peak that training is known to
-            attain.
-    """
-
-    float32: float
-    mixed: float
-    memory_gb: float
-    source: str
+    float32: float  # the peak in operations per second, with 32-bit numbers
+    mixed: float  # the peak in operations per second, with 16-bit numbers
+    memory_gb: float  # the memory of the device, in 10^9 bytes
+    source: str  # the data sheet
+    # the smallest and the largest part of the peak that training is known to attain
     float32_attained: tuple[float, float] = _PUBLISHED
     mixed_attained: tuple[float, float] = _PUBLISHED
 
@@ -60,17 +52,11 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class KnownLink:
-    """A known link, in one direction.
+    """A known link, in one direction."""
 
-    Attributes:
-        gigabytes: the attained rate, in 10^9 bytes per second.
-        microseconds: the latency of a message.
-        source: the source of the rate, and the part of it that is counted.
-    """
-
-    gigabytes: float
-    microseconds: float
-    source: str
+    gigabytes: float  # the attained rate, in 10^9 bytes per second
+    microseconds: float  # the latency of a message
+    source: str  # the source of the rate, and the part of it that is counted
 
 
 LINKS = {

@@ -11,22 +11,16 @@ from tfdist.planner.planner_link import Link, Transfer
 class HostNetwork:
     """The links of a job.
 
-    Attributes:
-        link: the link between hosts; all devices of a host share it.
-        per_host: the number of devices of a host.
-        inside: the link between devices of a host; None: the same as between hosts.
-        has_trees: whether sums use a tree, as in NCCL, if it takes less time than a ring.
-
     Example:
         >>> network = HostNetwork(link=Link.parse("8gbit", delay_ms=0.0))
         >>> network.all_reduce_seconds(1e9, 2)
         1.0
     """
 
-    link: Link
-    per_host: int = 1
-    inside: Link | None = None
-    has_trees: bool = False
+    link: Link  # the link between hosts; all devices of a host share it
+    per_host: int = 1  # the number of devices of a host
+    inside: Link | None = None  # the link between devices of a host; None: the same as between hosts
+    has_trees: bool = False  # whether sums use a tree, as in NCCL, if it takes less time than a ring
 
     def __post_init__(self) -> None:
         validation.integer("per_host", self.per_host, minimum=1)

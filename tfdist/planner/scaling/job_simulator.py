@@ -58,27 +58,16 @@ class EventQueue(Generic[_Event]):
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The conditions under which a job runs.
+    """The conditions under which a job runs."""
 
-    Attributes:
-        steps: the number of steps to train.
-        seed: the seed of all random numbers.
-        slow: number of a worker -> the factor by which it is slower.
-        failures: the failures of one worker; None if it never fails.
-        save_seconds: the time that a save takes.
-        interval_seconds: the time of training between two saves; infinite: no saves.
-        least: the number of workers with which the job continues while others are away; by default all.
-        away_seconds: the time until a failed worker is back, if the others continue without it.
-    """
-
-    steps: int
-    seed: int = 0
-    slow: dict[int, float] = field(default_factory=dict)
-    failures: Failures | None = None
-    save_seconds: float = 0.0
-    interval_seconds: float = math.inf
-    least: int | None = None
-    away_seconds: float = 0.0
+    steps: int  # the number of steps to train
+    seed: int = 0  # the seed of all random numbers
+    slow: dict[int, float] = field(default_factory=dict)  # number of a worker -> the factor by which it is slower
+    failures: Failures | None = None  # the failures of one worker; None if it never fails
+    save_seconds: float = 0.0  # the time that a save takes
+    interval_seconds: float = math.inf  # the time of training between two saves; infinite: no saves
+    least: int | None = None  # the number of workers with which the job continues while others are away; by default all
+    away_seconds: float = 0.0  # the time until a failed worker is back, if the others continue without it
 
     def __post_init__(self) -> None:
         validation.integer("steps", self.steps, minimum=1)
@@ -90,27 +79,16 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """The result of a simulated job.
+    """The result of a simulated job."""
 
-    Attributes:
-        seconds: the time until the last step has ended.
-        step_seconds: the time of each step that was kept or repeated, without saves.
-        failures: the number of failures that ended a start.
-        repeated: the number of steps that were computed again.
-        saves: the number of saves.
-        worker_seconds: the time of all present workers, added up, for the price.
-        waited: the part of the workers' time in which they wait for the last one.
-        is_finished: whether all steps were done; False if failures leave no time.
-    """
-
-    seconds: float
-    step_seconds: np.ndarray
-    failures: int
-    repeated: int
-    saves: int
-    worker_seconds: float
-    waited: float
-    is_finished: bool
+    seconds: float  # the time until the last step has ended
+    step_seconds: np.ndarray  # the time of each step that was kept or repeated, without saves
+    failures: int  # the number of failures that ended a start
+    repeated: int  # the number of steps that were computed again
+    saves: int  # the number of saves
+    worker_seconds: float  # the time of all present workers, added up, for the price
+    waited: float  # the part of the workers' time in which they wait for the last one
+    is_finished: bool  # whether all steps were done; False if failures leave no time
 
 
 class StepModel:

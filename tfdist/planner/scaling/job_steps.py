@@ -75,52 +75,31 @@ class StepTime:
 
 
 class Exchange(NamedTuple):
-    """One exchange of a step's gradients.
+    """One exchange of a step's gradients."""
 
-    Attributes:
-        ready: the seconds from the beginning of a step until its gradients are there.
-        transfer: its use of the network.
-        after: the number of an earlier exchange that must have arrived before it begins, if there is one.
-    """
-
-    ready: float
-    transfer: Transfer
+    ready: float  # the seconds from the beginning of a step until its gradients are there
+    transfer: Transfer  # its use of the network
+    # the number of an earlier exchange that must have arrived before it begins, if there is one
     after: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job: a model that some workers train with one method.
+    """A job: a model that some workers train with one method."""
 
-    Attributes:
-        profile: the profile of the model.
-        network: the network between workers.
-        device: the device of each worker; its count does not matter.
-        method: the method, one of `METHODS`.
-        workers: the number of workers, with one device each.
-        batch: the number of examples in a step over all workers; by default that of the profile.
-        noise: the standard deviation of a worker's computing time, relative to that time.
-        bucket_bytes: the size in bytes of a bucket of gradients.
-        every: the number of steps between two means of the weights (local-sgd).
-        servers: the number of servers that hold the weights (parameter-server).
-        rank: the rank of the factors (powersgd).
-        codec_seconds: the fixed time to compress and restore a layer's gradients (powersgd).
-        codec_seconds_per_byte: the additional time for each byte of the gradients (powersgd).
-    """
-
-    profile: Profile
-    network: HostNetwork
-    device: DeviceKind = field(default_factory=DeviceKind)
-    method: str = "data"
-    workers: int = 1
-    batch: int | None = None
-    noise: float = 0.0
-    bucket_bytes: int = BUCKET_BYTES
-    every: int = 8
-    servers: int = 1
-    rank: int = 2
-    codec_seconds: float = 0.0
-    codec_seconds_per_byte: float = 0.0
+    profile: Profile  # the profile of the model
+    network: HostNetwork  # the network between workers
+    device: DeviceKind = field(default_factory=DeviceKind)  # the device of each worker; its count does not matter
+    method: str = "data"  # the method, one of `METHODS`
+    workers: int = 1  # the number of workers, with one device each
+    batch: int | None = None  # the number of examples in a step over all workers; by default that of the profile
+    noise: float = 0.0  # the standard deviation of a worker's computing time, relative to that time
+    bucket_bytes: int = BUCKET_BYTES  # the size in bytes of a bucket of gradients
+    every: int = 8  # the number of steps between two means of the weights (local-sgd)
+    servers: int = 1  # the number of servers that hold the weights (parameter-server)
+    rank: int = 2  # the rank of the factors (powersgd)
+    codec_seconds: float = 0.0  # the fixed time to compress and restore a layer's gradients (powersgd)
+    codec_seconds_per_byte: float = 0.0  # the additional time for each byte of the gradients (powersgd)
 
     def __post_init__(self) -> None:
         validation.one_of("method", self.method, METHODS)
@@ -139,7 +118,6 @@ class Job:
 
     @property
     def examples(self) -> int:
-        """The number of examples in a step."""
         return self.profile.batch if self.batch is None else self.batch
 
     @property
@@ -260,23 +238,16 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """The network and the devices on which a job is to run.
+    """The network and the devices on which a job is to run."""
 
-    Attributes:
-        network: the network between its workers.
-        device: the device of each worker.
-        speeds: the speeds of the slowest and the fastest such device, as parts of the device's speed.
-        noise: the standard deviation of a worker's computing time, relative to that time.
-        codec: the seconds of PowerSGD for a layer's gradients, and for each byte of them.
-        notes: the assumptions, for the user.
-    """
-
-    network: HostNetwork
-    device: DeviceKind = field(default_factory=DeviceKind)
+    network: HostNetwork  # the network between its workers
+    device: DeviceKind = field(default_factory=DeviceKind)  # the device of each worker
+    # the speeds of the slowest and the fastest such device, as parts of the device's speed
     speeds: tuple[float, float] = (1.0, 1.0)
-    noise: float = 0.0
+    noise: float = 0.0  # the standard deviation of a worker's computing time, relative to that time
+    # the seconds of PowerSGD for a layer's gradients, and for each byte of them
     codec: tuple[float, float] = (0.0, 0.0)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # the assumptions, for the user
 
     def job(self, profile: Profile, method: str, workers: int, batch: int) -> Job:
         """Return the job that trains with this method there, with a server for every four workers."""

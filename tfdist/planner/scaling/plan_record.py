@@ -30,28 +30,17 @@ _LOCK_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The measurements of a machine.
+    """The measurements of a machine."""
 
-    Attributes:
-        link: the link between two processes, with the latency of a message.
-        flops: operations per second on matrices.
-        memory_bytes_per_second: the bytes per second that one processor copies.
-        disk_bytes_per_second: the bytes per second that are written and synchronized.
-        noise: the standard deviation of a step's time, relative to that time.
-        step_seconds: the time of a compiled step that computes almost nothing.
-        codec_seconds, codec_seconds_per_byte: the time of PowerSGD for a layer's gradients, and for each byte of them.
-        machine: a description of the machine.
-    """
-
-    link: Link | None = None
-    flops: float
-    memory_bytes_per_second: float
-    disk_bytes_per_second: float
-    noise: float
-    step_seconds: float
-    codec_seconds: float
-    codec_seconds_per_byte: float
-    machine: dict[str, str] = field(default_factory=dict)
+    link: Link | None = None  # the link between two processes, with the latency of a message
+    flops: float  # operations per second on matrices
+    memory_bytes_per_second: float  # the bytes per second that one processor copies
+    disk_bytes_per_second: float  # the bytes per second that are written and synchronized
+    noise: float  # the standard deviation of a step's time, relative to that time
+    step_seconds: float  # the time of a compiled step that computes almost nothing
+    codec_seconds: float  # the time of PowerSGD for a layer's gradients
+    codec_seconds_per_byte: float  # and for each byte of them
+    machine: dict[str, str] = field(default_factory=dict)  # a description of the machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +55,16 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The record of planning on this machine.
+    """The record of planning on this machine."""
 
-    Attributes:
-        calibration: the last calibration; None if there is none.
-        expected: key of a command -> the predicted seconds of its step.
-        pairs: the pairs of predictions and measurements, in the order of measurement.
-    """
-
-    calibration: Calibration | None = None
-    expected: Mapping[str, float] = field(default_factory=dict)
-    pairs: tuple[Pair, ...] = ()
+    calibration: Calibration | None = None  # the last calibration; None if there is none
+    expected: Mapping[str, float] = field(default_factory=dict)  # key of a command -> the predicted seconds of its step
+    pairs: tuple[Pair, ...] = ()  # the pairs of predictions and measurements, in the order of measurement
 
     def calibrated(self, found: Calibration) -> "Record":
-        """Return the record with another calibration."""
         return dataclasses.replace(self, calibration=found)
 
     def expecting(self, steps: Mapping[str, float]) -> "Record":
-        """Return the record with predictions of commands."""
         kept = {**{key: value for key, value in self.expected.items() if key not in steps}, **steps}
         return dataclasses.replace(self, expected=dict(list(kept.items())[-_MOST:]))
 
@@ -141,8 +122,7 @@ def read(path: Path) -> Record:
         return Record()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"the record of planning {path} cannot be read ({error}). Remove it: tfdist cache clean {FOLDER}",
-            path=path,
+            f"the record of planning {path} cannot be read ({error}). Remove it: tfdist cache clean {FOLDER}", path=path
         ) from error
 
 

@@ -18,17 +18,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """The failures of a job, and the time of its recovery.
+    """The failures of a job, and the time of its recovery."""
 
-    Attributes:
-        mtbf_seconds: the mean time between two failures of the job.
-        restart_seconds: the time from a failure until training continues; the job may fail during it.
-        shape: the shape of the Weibull distribution of the times between failures. 1: a failure is equally likely at
-            every moment; below 1: it is more likely soon after a start, as measured on clusters (0.7 to 0.8).
-    """
-
-    mtbf_seconds: float
-    restart_seconds: float = 0.0
+    mtbf_seconds: float  # the mean time between two failures of the job
+    restart_seconds: float = 0.0  # the time from a failure until training continues; the job may fail during it
+    # the shape of the Weibull distribution of the times between failures. 1: a failure is equally likely at every
+    # moment; below 1: it is more likely soon after a start, as measured on clusters (0.7 to 0.8)
     shape: float = 1.0
 
     def __post_init__(self) -> None:

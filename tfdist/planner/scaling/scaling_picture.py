@@ -12,7 +12,6 @@ _COLOURS = ("#1f6fb4", "#d1602b", "#9467bd", "#8c564b", "#e0a030", "#7f7f7f", "#
 
 
 def draw(report: ScalingReport, path: Path) -> None:
-    """Draw a report as a PNG."""
     rows = [one for one in report.rows if one.price is report.request.prices[0]]
     figure = figure_of(10, 4.5)
     left, right = figure.subplots(1, 2)

@@ -60,38 +60,25 @@ def numbers_of(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for a prediction of scaling.
+    """A request for a prediction of scaling."""
 
-    Attributes:
-        profile: the profile of the model.
-        around: the network and the devices.
-        workers: the numbers of workers to try.
-        prices: the prices of capacity, on demand and spot.
-        methods: the methods to choose from; by default those that train to the weights of one device.
-        grows: whether each worker keeps the batch of one device; else the global batch stays the same.
-        examples: the number of examples of an epoch; None: times are those of a million examples.
-        epochs: the number of epochs to train.
-        noise_scale: the noise scale of gradients, in examples; it decides how many more examples a larger batch needs.
-        deadline_seconds, budget: the time and the price that a training may take.
-        save_seconds: the time that a save takes.
-        factors: the factors that turn a prediction into the ends of its interval.
-        script: the words of the command.
-    """
-
-    profile: Profile
-    around: Surroundings
-    workers: tuple[int, ...] = (1,)
-    prices: tuple[Price, ...] = (Price(),)
+    profile: Profile  # the profile of the model
+    around: Surroundings  # the network and the devices
+    workers: tuple[int, ...] = (1,)  # the numbers of workers to try
+    prices: tuple[Price, ...] = (Price(),)  # the prices of capacity, on demand and spot
+    # the methods to choose from; by default those that train to the weights of one device
     methods: tuple[str, ...] = EXACT
-    grows: bool = False
-    examples: int | None = None
-    epochs: float = 1.0
+    grows: bool = False  # whether each worker keeps the batch of one device; else the global batch stays the same
+    examples: int | None = None  # the number of examples of an epoch; None: times are those of a million examples
+    epochs: float = 1.0  # the number of epochs to train
+    # the noise scale of gradients, in examples; it decides how many more examples a larger batch needs
     noise_scale: float | None = None
-    deadline_seconds: float | None = None
-    budget: float | None = None
-    save_seconds: float = 1.0
+    deadline_seconds: float | None = None  # the time that a training may take
+    budget: float | None = None  # the price that it may have
+    save_seconds: float = 1.0  # the time that a save takes
+    # the factors that turn a prediction into the ends of its interval
     factors: tuple[float, float] = (1 - UNKNOWN, 1 + UNKNOWN)
-    script: tuple[str, ...] = ("train.py",)
+    script: tuple[str, ...] = ("train.py",)  # the words of the command
 
     def __post_init__(self) -> None:
         for method in self.methods:

@@ -9,7 +9,6 @@ from tfdist.tune.search.search_space import Choice, Parameter, Range, Space, Val
 
 
 def suggested(space: Space, history: History, *, trial: int, seed: int) -> dict[str, Value]:
-    """Return the values for a new trial."""
     try:
         import optuna
     except ImportError as error:

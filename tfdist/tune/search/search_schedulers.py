@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Protocol
 
-from tfdist.tune.search.search_history import (
-    WORST,
-    Clone,
-    Decision,
-    History,
-    Resume,
-    Start,
-    Status,
-    Stop,
-    Trial,
-)
+from tfdist.tune.search.search_history import WORST, Clone, Decision, History, Resume, Start, Status, Stop, Trial
 from tfdist.tune.search.search_space import Parameter, Range, Space, Values
 
 # (number of a trial, the history before it) -> its values; None: the script declares and draws them

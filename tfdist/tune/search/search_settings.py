@@ -27,19 +27,14 @@ _HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "bleu", "r2", "scor
 class SearchSettings:
     """The settings of a search.
 
-    Attributes:
-        target: the script, the name of a module, or the name of a function.
-        arguments: the arguments of the script.
-        is_module: whether `target` is a module.
-        space: the parameters by name; empty: the script declares them.
-
     Raises:
         ConfigError: a value is not allowed.
     """
 
-    target: str
-    arguments: tuple[str, ...] = ()
-    is_module: bool = option(False, "SCRIPT is the name of a module.", flags=("-m",))
+    target: str  # the script, the name of a module, or the name of a function
+    arguments: tuple[str, ...] = ()  # the arguments of the script
+    is_module: bool = option(False, "SCRIPT is the name of a module.", flags=("-m",))  # whether `target` is a module
+    # the parameters by name; empty: the script declares them
     space: Mapping[str, Parameter] = field(default_factory=dict)
     metric: str = option("val_loss", "Metric by which trials are compared.", metavar="NAME")
     mode: str = option("auto", "auto: by the metric's name.", choices=("auto", "min", "max"))

@@ -13,16 +13,7 @@ from typing import Any
 from tfdist import cluster, validation
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.tune.search.search_history import Declare, Report
-from tfdist.tune.search.search_space import (
-    Choice,
-    Parameter,
-    Range,
-    Value,
-    checked,
-    draw_one,
-    from_json,
-    to_json,
-)
+from tfdist.tune.search.search_space import Choice, Parameter, Range, Value, checked, draw_one, from_json, to_json
 from tfdist.variables import SEARCH_TRIAL
 
 # in the folder of a trial
@@ -31,27 +22,17 @@ REPORTS, DECLARED, BACKUP, ERROR, LOG = "reports.jsonl", "declared.jsonl", "back
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest:
-    """A search's request to the process of a trial.
+    """A search's request to the process of a trial."""
 
-    Attributes:
-        folder: the folder of the trial.
-        until: the number of epochs after which it ends, and is perhaps resumed.
-        last: the number of epochs of a trial that is never paused again.
-        metric: the name of the metric in logs and reports.
-        values: the values that the search has chosen, or that the script has drawn before.
-        draws: whether the script draws the values that are not in `values`; else its defaults are taken.
-        orders: the path of the pipe on which the process waits while the trial is paused; empty: it ends there.
-    """
-
-    folder: str
+    folder: str  # the folder of the trial
     trial: int
-    until: int
-    last: int
-    metric: str
+    until: int  # the number of epochs after which it ends, and is perhaps resumed
+    last: int  # the number of epochs of a trial that is never paused again
+    metric: str  # the name of the metric in logs and reports
     seed: int
-    values: Mapping[str, Value]
-    draws: bool
-    orders: str = ""
+    values: Mapping[str, Value]  # the values that the search has chosen, or that the script has drawn before
+    draws: bool  # whether the script draws the values that are not in `values`; else its defaults are taken
+    orders: str = ""  # the path of the pipe on which the process waits while the trial is paused; empty: it ends there
 
     def to_environment(self) -> dict[str, str]:
         return {SEARCH_TRIAL.name: json.dumps(asdict(self))}

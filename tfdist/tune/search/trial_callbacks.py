@@ -86,9 +86,7 @@ class _Pause(keras.callbacks.Callback):
 
     def __init__(self, request: TrialRequest, reporter: TrialReporter, fit: keras_epochs.Fit) -> None:
         super().__init__()
-        self._request = request
-        self._reporter = reporter
-        self._fit = fit
+        self._request, self._reporter, self._fit = request, reporter, fit
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Set the rates in which the script differs from the run that made the backup; the others are restored."""
