@@ -34,9 +34,9 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.format.schema import Feature, Schema
     from tfdist.data.looking.data_statistics import Repeats, ShardStats, Stats, stats
     from tfdist.data.looking.feature_tallies import FeatureStats
+    from tfdist.data.looking.inspecting import Bar, Info, info
     from tfdist.data.order.class_priors import Prior, effective_shares
     from tfdist.data.reading.index_source import index
-    from tfdist.data.reading.inspecting import Bar, Info, info
     from tfdist.data.reading.poisson_batches import PoissonBatches, poisson
     from tfdist.data.reading.read_dataset import Reading
     from tfdist.data.reading.reader import read
