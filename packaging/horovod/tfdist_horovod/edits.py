@@ -91,8 +91,8 @@ FOR_EVERYBODY = (
         "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",
         "  device_attr.iface = global_context.gloo_iface_;\n"
         "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",
-        why="process sets ignored HOROVOD_GLOO_IFACE: they listened at the address of the host's own name, on Debian "
-        "127.0.1.1, where no other host reaches them",
+        why="process sets, the one of all ranks too, ignored HOROVOD_GLOO_IFACE: they listened at the address of the "
+        "host's own name, on Debian 127.0.1.1, where no other host reaches them",
     ),
     Edit(
         "horovod/_keras/__init__.py",
