@@ -278,6 +278,22 @@ def test_a_round_whose_sum_stays_hidden_is_left_out_as_clients_reveal_no_other_o
     assert [(record.used, record.attempt) for record in one.session.records] == [(0, 0), (4, 0)]
 
 
+def test_clients_that_come_back_while_others_evaluate_complete_no_hidden_sum(tmp_path: Path) -> None:
+    one = Federate(tmp_path, sums=SUMS, rounds=1, participation=Participation(evaluate_on="clients"))
+
+    def change(client: str, answer: dict[str, Any]) -> Any:
+        if answer["what"] == "reveal" and client in NAMES[2:] and not one.now:
+            return Gone(client, "cut")
+        if answer["what"] == "evaluate" and client == NAMES[0]:
+            one.events.extend([Came(NAMES[2]), Came(NAMES[3])])
+            return None
+        return answer
+
+    one.change = change
+    one.run()
+    assert [(record.used, record.attempt) for record in one.session.records] == [(0, 0)]
+
+
 def test_a_second_sum_of_a_round_is_refused_by_clients(tmp_path: Path) -> None:
     one = Federate(tmp_path, sums=SUMS)
     one.run()

@@ -269,8 +269,10 @@ class FederationServer:
                 self._tell(messages.Configured(*turn, ()))
             else:
                 self._aggregate = None
+                self._asked.clear()  # a later answer would complete the sum
                 failed = messages.SumHidden if self._secure.is_revealed else messages.AggregationFailed
                 self._tell(failed(*turn, str(error)))
+                self._secure.forget()
             return
         self._wait_for_masking()
 
