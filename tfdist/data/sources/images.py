@@ -50,8 +50,9 @@ def open_images(folder: str, schema: Schema | None, names: Sequence[str]) -> "Im
             f"the schema has {', '.join(map(repr, schema))}; a folder of pictures has 'image' and 'label'."
         )
     said = (schema["label"].names if schema else ()) or tuple(names) or tuple(entry.name for entry in classes)
-    if twice := [name for name in said if said.count(name) > 1]:
-        raise ConfigError(f"the schema has the class {twice[0]!r} twice; every class must have one number.")
+    if len(set(said)) < len(said):
+        twice = next(name for name in said if said.count(name) > 1)
+        raise ConfigError(f"the schema has the class {twice!r} twice; every class must have one number.")
     found: list[source_files.Entry] = []
     labels: list[int] = []
     numbers = numbers_of([entry.name for entry in classes], said, "label", folder)
