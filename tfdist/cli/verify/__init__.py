@@ -78,14 +78,7 @@ _OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
 @click.option("--list", "only_list", is_flag=True, help="Show features and columns; run nothing.")
 @json_option
 @click.option("--markdown", is_flag=True, help="Print the table for a README.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=2,
-    metavar="N",
-    show_default=False,
-    help="Columns that run at once.  [default: 2]",
-)
+@click.option("--jobs", type=click.IntRange(min=1), default=2, metavar="N", help="Columns that run at once.")
 @click.option(
     "--timeout-seconds",
     type=click.FloatRange(min=0, min_open=True),

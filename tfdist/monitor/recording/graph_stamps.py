@@ -33,7 +33,7 @@ class Row(Protocol):
     def norm(self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], scale: Any) -> None:
         """Note the norm of the gradient's tensors in one of `NORM_EVERY` steps, counted from the first one.
 
-        They are multiplied by ``scale``, or None. ``squares`` sums the squares of all elements, for those that cannot.
+        They were multiplied by ``scale`` unless it is None. ``squares`` returns the sum of the squares of all elements.
         """
 
     def end(self, after: Sequence[Any], reductions: int) -> None:

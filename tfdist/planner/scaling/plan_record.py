@@ -39,7 +39,7 @@ class Calibration:
     noise: float  # the standard deviation of a step's time, relative to that time
     step_seconds: float  # the time of a compiled step that computes almost nothing
     codec_seconds: float  # the time of PowerSGD for a layer's gradients
-    codec_seconds_per_byte: float  # and for each byte of them
+    codec_seconds_per_byte: float  # the time of PowerSGD for each byte of the gradients
     machine: dict[str, str] = field(default_factory=dict)  # a description of the machine
 
 

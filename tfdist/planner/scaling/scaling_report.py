@@ -74,7 +74,7 @@ class Request:
     # the noise scale of gradients, in examples; it decides how many more examples a larger batch needs
     noise_scale: float | None = None
     deadline_seconds: float | None = None  # the time that a training may take
-    budget: float | None = None  # the price that it may have
+    budget: float | None = None  # the price that a training may have
     save_seconds: float = 1.0  # the time that a save takes
     # the factors that turn a prediction into the ends of its interval
     factors: tuple[float, float] = (1 - UNKNOWN, 1 + UNKNOWN)

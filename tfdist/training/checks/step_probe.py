@@ -118,7 +118,6 @@ def _suspects(tried: TriedStep) -> list[Key]:
 
 
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
-
     suspects = _suspects(tried) if runs.failure is not None else ()
 
     def verdict(key: Key, parts: Parts) -> Verdict:
