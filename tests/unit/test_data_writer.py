@@ -270,6 +270,8 @@ def test_a_file_that_cannot_grow_is_told_and_leaves_nothing_behind(tmp_path: Pat
     assert content(tmp_path / "a").keys() <= {"writing.jsonl"}
     with refused(ConfigError, name="manifest.json"):
         data.open(tmp_path / "a")  # the journal is no data
+    (tmp_path / "writing.jsonl").write_text('{"x": 1}\n')
+    assert data.open(tmp_path)[0] == {"x": 1}, "another file may have its name"
     done = subprocess.run([*command, "fits"], timeout=DEADLINE_SECONDS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(data.open(tmp_path / "a")) == 600

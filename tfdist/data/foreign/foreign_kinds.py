@@ -63,7 +63,7 @@ def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
             path=str(paths[0]),
         )
     kinds = {path.suffix.lower() for path in paths}
-    if os.path.isfile(os.path.join(text, journal.NAME)):  # a directory of tfdist whose writing has not ended
+    if journal.is_in(Path(text)):  # a directory of tfdist whose writing has not ended
         return None
     if kinds.isdisjoint(_SUFFIXES) or (len(kinds) > 1 and any(_is_tfrecord(path) for path in paths)):
         return None

@@ -6,6 +6,9 @@ A file of JSON lines: the job, then each finished shard. It is removed when the 
 import dataclasses
 import hashlib
 import json
+import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from tfdist.data.format.data_manifest import IndexFile, Shard
@@ -13,6 +16,14 @@ from tfdist.errors import TfdistError
 from tfdist.storage.directory import Storage
 
 NAME = "writing.jsonl"
+_BEGINNING = re.compile(rb'\{"job": "[0-9a-f]{64}", "revision"')
+
+
+def is_in(folder: Path) -> bool:
+    """Return whether a local folder has a journal, and not a user's file of this name."""
+    with suppress(OSError), open(folder / NAME, "rb") as file:
+        return bool(_BEGINNING.match(file.read(100)))
+    return False
 
 
 class Journal:
