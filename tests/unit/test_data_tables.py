@@ -132,6 +132,9 @@ def test_delimiters(tmp_path: Path) -> None:
         csv(tmp_path, "x;y\n1;a\n")
     with refused(ConfigError, name="delimiter", received=";", path=tmp_path / "a.csv", mentions=["'1;2,5'"]):
         csv(tmp_path, "x;y\n1;2,5\n")
+    with refused(ConfigError, path=tmp_path / "a.csv") as caught:
+        csv(tmp_path, "text\nWell, yes; no, 1,5\n")
+    assert caught.value.name is None
     assert column(csv(tmp_path, "x;y\n1\n", delimiter=","), "x;y") == [1]
     with refused(ConfigError, path=tmp_path / "a.csv", mentions=["column 1"]):
         csv(tmp_path, ",x\n0,1\n")

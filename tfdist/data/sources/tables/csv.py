@@ -30,6 +30,8 @@ _PADDED = r"^\s*[+-]?0[0-9xX]"  # "007", "0x1f": a number would lose its first d
 _EXACT = 1 << 53  # whole numbers that every float64 holds
 # pyarrow's list, without those that spell a float: "nan" is a value
 _NULLS = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "null", "n/a"]
+# a field with a decimal comma, and what separates it from another one
+_DECIMAL = re.compile(r"(?<![^;\t|])[-+]?[0-9]+,[0-9]+([;\t|])|([;\t|])[-+]?[0-9]+,[0-9]+(?![^;\t|])")
 _TOLD = f"Types follow from the first {BLOCK_BYTES >> 20} MiB of the file"
 
 
@@ -184,8 +186,9 @@ def _delimited(path: str, text: str, other: str) -> ConfigError:
 
 def _refused(message: str, path: str, names: list[str]) -> ConfigError:
     """Return pyarrow's message with example and column; pyarrow counts rows from 1, header included."""
-    if one := re.search(r"Expected 1 columns, got [0-9]+: ([^;\t|]*([;\t|]).*)", message):  # 1;2,5
-        return _delimited(path, one[1], one[2])
+    one = re.search(r"Expected 1 columns, got [0-9]+: (.*)", message)
+    if one and (decimal := _DECIMAL.search(one[1])):  # other commas are of a text without quotes
+        return _delimited(path, one[1], decimal[1] or decimal[2])
     row = re.search(r"Row #(\d+)", message)
     column = re.search(r"column #(\d+)", message)
     where = f"Example {int(row[1]) - 2} of {path}" if row else path
