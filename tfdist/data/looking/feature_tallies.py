@@ -206,6 +206,9 @@ class LabelTally:
             return found
         _, values = entries_of(column)
         present, counts = np.unique(values, return_counts=True)
+        if len(present) > MOST_LABELS:  # as objects of Python they would take many times the memory
+            self.counts = None
+            return found
         found.update(dict(zip(present.tolist(), counts.tolist(), strict=True)))
         self.counts.update(found)
         if len(self.counts) > MOST_LABELS:
