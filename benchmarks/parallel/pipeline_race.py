@@ -91,7 +91,7 @@ class PipelineReport(Report):
         return schedules.bubble(schedules.named(schedule, stages=_STAGES, microbatches=self.setup.microbatches))
 
     def of_ideal(self, schedule: str, arm: str = ALONE) -> Quartiles:
-        """Return the ideal step's time over that of a schedule; an arm of one process has all computing."""
+        """Return the ideal step's time over that of a schedule; its computing takes as long as that of an arm."""
         wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[arm]]
         return ratio(wanted, self.seconds[schedule])
 
