@@ -64,7 +64,7 @@ def frames(skip: int = 1, count: int | None = None) -> Iterator[FrameType]:
 
 
 def innermost(kind: type[_T], count: int) -> _T | None:
-    """Return the innermost object of a kind that is calling, before the function that asks and its own caller."""
+    """Return the innermost object of a kind that is calling, apart from the function that asks and its own caller."""
     for frame in frames(3, count):
         if isinstance(found := frame.f_locals.get("self"), kind):
             return found
