@@ -168,11 +168,14 @@ def test_an_interrupted_run_writes_only_what_is_missing(tmp_path: Path) -> None:
     assert content(tmp_path / "broken") == content(tmp_path / "whole")
 
 
-def test_another_job_does_not_take_over_the_shards_of_an_interrupted_one(tmp_path: Path) -> None:
+def test_another_job_does_not_take_over_the_shards_of_an_interrupted_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(StopsError):
         data.write(StoppingSource(FIXED, at=60), tmp_path / "a", num_shards=4)
     other = {**FIXED, "label": FIXED["label"] + 1}
     data.write(other, tmp_path / "a", num_shards=3)
+    assert "discards 2 finished shards" in caplog.text
     data.write(other, tmp_path / "b", num_shards=3)
     assert content(tmp_path / "a") == content(tmp_path / "b")
 

@@ -18,7 +18,8 @@ NAME = "writing.jsonl"
 class Journal:
     """The finished shards of one job, by number, with their examples and bytes in all.
 
-    `is_new`: there is no journal yet; `revision` will name the shards.
+    `is_new`: there is no journal of this job; `others`: the finished shards in the journal of another one.
+    `revision` will name the shards.
     """
 
     def __init__(self, storage: Storage, job: dict[str, Any]) -> None:
@@ -26,6 +27,7 @@ class Journal:
         self._digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
         self.shards: dict[int, Shard] = {}
         self.is_new = True
+        self.others = 0
         self.revision = 1
         if NAME in storage.names():
             self._read(storage.read(NAME))
@@ -40,6 +42,7 @@ class Journal:
             except ValueError:  # the end of a line that was being written
                 continue
         if not lines or not isinstance(lines[0], dict) or lines[0].get("job") != self._digest:
+            self.others = len(lines[1:])
             return
         self.is_new = False
         self.revision = lines[0]["revision"]
