@@ -26,6 +26,7 @@ class Journal:
         self._storage = storage
         self._digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
         self.shards: dict[int, Shard] = {}
+        self._unwritten: list[dict[str, Any]] = []  # at most a hundredth of the shards
         self.is_new = True
         self.others = 0
         self.revision = 1
@@ -74,10 +75,13 @@ class Journal:
     def add(self, number: int, shard: Shard) -> None:
         self.shards[number] = shard
         self.examples, self.bytes = self.examples + shard.examples, self.bytes + shard.bytes
-        self._append({"number": number, "shard": dataclasses.asdict(shard)})
+        self._unwritten.append({"number": number, "shard": dataclasses.asdict(shard)})
+        if 100 * len(self._unwritten) > len(self.shards):  # to append, an object store writes all of the file again
+            self._append(*self._unwritten)
+            self._unwritten.clear()
 
     def end(self) -> None:
         self._storage.remove(NAME)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        self._storage.append(NAME, json.dumps(line).encode() + b"\n")
+    def _append(self, *lines: dict[str, Any]) -> None:
+        self._storage.append(NAME, "\n".join(map(json.dumps, lines)).encode())
