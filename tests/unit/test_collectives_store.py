@@ -74,6 +74,19 @@ def test_a_wait_ends_with_the_value_or_the_time(store: Store) -> None:
     assert store.wait("s", "k", 0.05) == b"here"
 
 
+def test_a_wait_outlasts_a_request_that_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults, request = [ConnectionResetError(), TimeoutError()], store._request
+
+    def fail_first(*arguments: str) -> bytes | None:
+        if faults:
+            raise faults.pop()
+        return request(*arguments)
+
+    store.put("s", "k", b"here")
+    monkeypatch.setattr(store, "_request", fail_first)
+    assert store.wait("s", "k", 60.0) == b"here"
+
+
 def test_ages_are_those_of_one_scope(store: Store) -> None:
     store.put("beats", "0", b"")
     store.put("beats", "1", b"")

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist import data
+from tfdist.data.format.data_manifest import Shard
+from tfdist.data.writing.journal import Journal
 from tfdist.data.writing.shard import cuts
 from tfdist.errors import ConfigError, ConfigTypeError, StorageError
+from tfdist.storage.directory import storage
 
 DEADLINE_SECONDS = 200
 FIXED = {"x": np.arange(202, dtype="float32").reshape(101, 2), "label": np.arange(101)}
@@ -168,13 +171,27 @@ def test_an_interrupted_run_writes_only_what_is_missing(tmp_path: Path) -> None:
     assert content(tmp_path / "broken") == content(tmp_path / "whole")
 
 
-def test_another_job_does_not_take_over_the_shards_of_an_interrupted_one(tmp_path: Path) -> None:
+def test_another_job_does_not_take_over_the_shards_of_an_interrupted_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(StopsError):
         data.write(StoppingSource(FIXED, at=60), tmp_path / "a", num_shards=4)
     other = {**FIXED, "label": FIXED["label"] + 1}
     data.write(other, tmp_path / "a", num_shards=3)
+    assert "discards 2 finished shards" in caplog.text
     data.write(other, tmp_path / "b", num_shards=3)
     assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_a_journal_of_many_shards_is_seldom_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, appended = storage(tmp_path), list[bytes]()
+    monkeypatch.setattr(place, "append", lambda name, lines: appended.append(lines))
+    journal = Journal(place, {})
+    journal.begin(1)
+    for number in range(2000):
+        journal.add(number, Shard(file=f"{number}", examples=1, bytes=1, crc32c=0, smallest=1, largest=1))
+    assert b"".join(appended).count(b"crc32c") >= 0.99 * 2000
+    assert len(appended) < 500
 
 
 LONG = {"text": [b"x" * 5000 + b"%03d" % place for place in range(101)], "label": np.arange(101)}

@@ -129,6 +129,17 @@ def test_a_client_connects_again_to_a_server_that_comes_back() -> None:
             assert client.take(DEADLINE_SECONDS) == {"welcome": "back"}
 
 
+def test_a_connection_that_is_closed_after_the_end_is_not_lost() -> None:
+    server, told = Server(), list[str]()
+    with link(server, told=told.append, wait_seconds=0.1) as client:
+        assert server.event() == Came("berlin")
+        server.hub.send("berlin", {"kind": "end"})
+        assert client.take(DEADLINE_SECONDS) == {"kind": "end"}
+        server.hub.close()
+        assert client.take(DEADLINE_SECONDS) is None, "it has not tried again"
+    assert len(told) == 1
+
+
 def test_a_server_that_stays_away_is_an_error() -> None:
     gone = Server()
     gone.hub.close()

@@ -33,11 +33,11 @@ from tfdist.jobs.remote import host_agent, host_link, remote_placement
 from tfdist.jobs.remote.host_agent import HostAgent
 from tfdist.jobs.remote.host_link import HostLink, RemoteSteps
 from tfdist.jobs.remote.host_reports import Forward, Steps
-from tfdist.jobs.remote.remote_placement import RemotePlacement
+from tfdist.jobs.remote.remote_placement import RemotePlacement, RemoteStatus
 from tfdist.monitor.recording.row_ring import Ring, read
 from tfdist.monitor.recording.rows import TIMES, WIDTH
 from tfdist.monitor.status import RECORD, StepState, Word
-from tfdist.processes.worker_failure import HOST_LOST, Failure, Record, own_failures
+from tfdist.processes.worker_failure import HOST_LOST, Failure, Record, own_failures, read_record
 
 
 @pytest.mark.parametrize(
@@ -254,6 +254,48 @@ def test_a_process_that_is_started_too_late_is_ended(ends: tuple[int, int], monk
     assert rest == [{"do": "signal", "handle": number, "number": 9}, {"do": "close", "handle": number}]
     link._take({"answer": start["id"], "value": 42, "error": ""})
     assert not link._answers  # nobody takes it out any more
+
+
+def test_processes_fail_with_a_host_that_is_lost_while_they_are_started(
+    ends: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, told = Host(name="a", address="a"), list[str]()
+    wire: Any = Wire(*ends)
+    lost = HostLink(host, SimpleNamespace(wire=wire, shares_key=False))
+    lost._lose("the connection to host a has ended")
+    placement = RemotePlacement(LaunchConfig(target="t.py"), Remote(hosts=(host,)), job_id="j", say=pytest.fail)
+    monkeypatch.setattr(placement, "_reached_places", lambda count: (host,) * count)
+    monkeypatch.setattr(placement, "_compare", lambda hosts: None)
+    vars(placement)["_links"]["a"] = lost
+    addresses = placement.addresses(2)
+    assert len(set(addresses)) == 2
+    spec, _ = plan(
+        LaunchConfig(target="t.py", workers=2),
+        addresses=addresses,
+        job_id="a",
+        directory=tmp_path,
+        python="p",
+        agent_pid=1,
+    )
+    process = lost.start(spec)
+    assert process.wait(0.0) == 1
+    record = read_record(spec.error_file)
+    assert record is not None
+    assert record.type == HOST_LOST
+    process.close(0.0)
+
+    def refuse(do: str, **values: object) -> None:
+        raise TfdistError("its memory is full")
+
+    well, full = (HostLink(host, SimpleNamespace(wire=wire)) for _ in range(2))
+    monkeypatch.setattr(well, "ask", lambda *_, **__: None)
+    monkeypatch.setattr(well, "tell", lambda do, **_: told.append(do))
+    monkeypatch.setattr(full, "ask", refuse)
+    with pytest.raises(TfdistError):
+        RemoteStatus(1, [well, full], chief=False)
+    assert told == ["close table"]
+    RemoteStatus(1, [well, lost], chief=False).close()
+    assert told == 2 * ["close table"]
 
 
 def test_a_process_without_descriptors_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tfdist.cluster.cluster_values import Cluster, split_address
 
 _LARGEST_VALUE_BYTES = 16 << 20
 _REQUEST_SECONDS = 5.0
+_GONE_SECONDS = 30.0  # without an answer, after which the server counts as gone
 _POLL_SECONDS = 0.02
 _AGES = "ages"
 
@@ -63,14 +64,20 @@ class Store:
         return self._request("GET", _path(scope, key))
 
     def wait(self, scope: str, key: str, timeout_seconds: float) -> bytes | None:
-        """Return a value as soon as it is written; None after the deadline, or when the server is gone."""
-        deadline = time.monotonic() + timeout_seconds
+        """Return a value as soon as it is written; None after the deadline, or when the server is gone.
+
+        A server on a busy machine may fail to answer for a while; one that has ended refuses connections.
+        """
+        answered = time.monotonic()
+        deadline = answered + timeout_seconds
         pause = _POLL_SECONDS / 16  # what is about to be written is seen at once
         while True:
             try:
-                value = self.get(scope, key)
-            except OSError:
-                return None
+                value, answered = self.get(scope, key), time.monotonic()
+            except OSError as error:
+                if isinstance(error, ConnectionRefusedError) or time.monotonic() > answered + _GONE_SECONDS:
+                    return None
+                value = None
             if value is not None or time.monotonic() > deadline:
                 return value
             time.sleep(pause)

@@ -292,7 +292,8 @@ def predictions_of_kinds() -> dict[str, Any]:
         "bool": lambda v: v[:, :1] > 0.0,
         "uint8": lambda v: tf.cast(tf.abs(v[:, :1]) * 100.0, tf.uint8),
         "complex128": lambda v: tf.cast(tf.complex(v[:, :2], v[:, :2]), tf.complex128),
-        "string": lambda v: tf.strings.as_string(v[:, 0]),
+        "string": lambda v: tf.strings.as_string(v[:, :2]) + tf.constant([b"\xff\x00\xc3", b""]),
+        "ragged": lambda v: tf.RaggedTensor.from_tensor(v),
     }.items():
 
         class Output(keras.Model):

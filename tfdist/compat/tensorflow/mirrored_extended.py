@@ -428,12 +428,14 @@ def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
 
 def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     first = first_local_value(value)
-    if not isinstance(first, tf.Tensor) or first.dtype == tf.string:
+    if not isinstance(first, tf.Tensor):
         raise UnsupportedError(
-            f"predict gave {getattr(first, 'dtype', type(first).__name__)!r} values of type {type(first).__name__}; "
-            "over several workers rows can be gathered of numbers and bools in dense tensors. Let the model return "
-            "those."
+            f"predict gave values of type {type(first).__name__}; over several workers rows can be gathered of dense "
+            "tensors. Let the model return those."
         )
+    if first.dtype == tf.string:
+        sent = zip(*map(tf_data.bytes_and_lengths, local_values(strategy, value)), strict=True)
+        return tf_data.texts_of(*(strategy.gather(per_replica(one), axis=0) for one in sent))
     if first.dtype in _TRAVELS:
         return strategy.gather(value, axis=0)
     convert = tf.bitcast if first.dtype.is_complex else tf.cast

@@ -83,6 +83,22 @@ def joined(*rows: Any) -> Any:
     return tf.stack(rows) if rows[0].shape.rank == 0 else tf.concat(rows, axis=0)
 
 
+def bytes_and_lengths(texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return texts as numbers, which collectives carry: all their bytes in a row, and the length of each."""
+    with tf.device("/device:CPU:0"):
+        joined_bytes = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
+        return tf.cast(joined_bytes, tf.int32), tf.strings.length(texts)
+
+
+def texts_of(row: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Return the texts of a result of `bytes_and_lengths`, or of several that are joined along their first dim."""
+    with tf.device("/device:CPU:0"):
+        count = tf.size(lengths)
+        owners = tf.repeat(tf.range(count), tf.reshape(lengths, [-1]))
+        signs = tf.gather(tf.constant([bytes([code]) for code in range(256)]), row)
+        return tf.reshape(tf.strings.unsorted_segment_join(signs, owners, count), tf.shape(lengths))
+
+
 class Released:
     """An iterator that consists of several iterators of TensorFlow, and can end them."""
 

@@ -99,8 +99,10 @@ def _expanded(path: str, split: str | None) -> list[Found]:
         else:
             source_files.require_content(match)
             raise ConfigError(
-                f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}. Other formats (tar, "
-                "JSON lines, MDS, LMDB, ...) are read in place: `tfdist data show`, and tfdist.data.open in Python.",
+                f"source is {match!r}, which has none of the understood formats: {UNDERSTOOD}. Others (tar, JSON "
+                "lines, MDS, LMDB, ...) are read in place, by tfdist.data.open and tfdist.data.read. To copy one: "
+                f"examples = tfdist.data.open({match!r}); "
+                "tfdist.data.write(examples, directory, schema=examples.schema)",
                 name="source",
                 path=match,
             )

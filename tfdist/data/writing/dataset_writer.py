@@ -274,13 +274,13 @@ class _Job:
                 raise taken(self.place)
             with contextlib.suppress(CorruptDataError):  # it cannot be trusted: the files that it names are unknown
                 old = read_manifest(self.place)
+        if not overwrite:
+            self._tell_of_interrupted()
         if self._journal.is_new or overwrite:
             if old is not None or not is_there:
                 self._remove(self._leftovers(old))
             last, used = (1, names) if old is None else (old.revision, sorted(old.files))
             self._journal.begin(next_revision(last, used) if is_there else 1)
-        else:
-            self._tell_resumed()
         return old
 
     def _begin_appending(self) -> Manifest:
@@ -292,14 +292,20 @@ class _Job:
                 path=self.place.url,
             )
         self.base = old  # another writer may have appended meanwhile
+        self._tell_of_interrupted()
         if self._journal.is_new:
             self._remove(self._leftovers(old))
             self._journal.begin(next_revision(old.revision, old.files))
-        else:
-            self._tell_resumed()
         return old
 
-    def _tell_resumed(self) -> None:
+    def _tell_of_interrupted(self) -> None:
+        if others := self._journal.others:
+            _log.warning(
+                "%s: discards %s of an interrupted run, which had other examples, another schema, or another "
+                "num_shards, shard_bytes or exists.",
+                self.place.url,
+                validation.counted(others, "finished shard"),
+            )
         if finished := self._journal.shards:
             _log.warning(
                 "%s: resumes after %s of an interrupted run (%s).",

@@ -29,14 +29,17 @@ def is_in(folder: Path) -> bool:
 class Journal:
     """The finished shards of one job, by number, with their examples and bytes in all.
 
-    `is_new`: there is no journal yet; `revision` will name the shards.
+    `is_new`: there is no journal of this job; `others`: the finished shards in the journal of another one.
+    `revision` will name the shards.
     """
 
     def __init__(self, storage: Storage, job: dict[str, Any]) -> None:
         self._storage = storage
         self._digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
         self.shards: dict[int, Shard] = {}
+        self._unwritten: list[dict[str, Any]] = []  # at most a hundredth of the shards
         self.is_new = True
+        self.others = 0
         self.revision = 1
         if NAME in storage.names():
             self._read(storage.read(NAME))
@@ -51,6 +54,7 @@ class Journal:
             except ValueError:  # the end of a line that was being written
                 continue
         if not lines or not isinstance(lines[0], dict) or lines[0].get("job") != self._digest:
+            self.others = len(lines[1:])
             return
         self.is_new = False
         self.revision = lines[0]["revision"]
@@ -82,10 +86,13 @@ class Journal:
     def add(self, number: int, shard: Shard) -> None:
         self.shards[number] = shard
         self.examples, self.bytes = self.examples + shard.examples, self.bytes + shard.bytes
-        self._append({"number": number, "shard": dataclasses.asdict(shard)})
+        self._unwritten.append({"number": number, "shard": dataclasses.asdict(shard)})
+        if 100 * len(self._unwritten) > len(self.shards):  # to append, an object store writes all of the file again
+            self._append(*self._unwritten)
+            self._unwritten.clear()
 
     def end(self) -> None:
         self._storage.remove(NAME)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        self._storage.append(NAME, json.dumps(line).encode() + b"\n")
+    def _append(self, *lines: dict[str, Any]) -> None:
+        self._storage.append(NAME, "\n".join(map(json.dumps, lines)).encode())

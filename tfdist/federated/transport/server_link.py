@@ -121,7 +121,10 @@ class ServerLink:
             else:
                 self._told(f"connected to {self.address} as {self._key.name}")
                 begun = loop.time()
-                what = f"the connection to {self.address} is lost: {await self._receive(stream)}"
+                why = await self._receive(stream)
+                if why is None:
+                    return
+                what = f"the connection to {self.address} is lost: {why}"
                 lost = loop.time()
                 if lost - begun > self._silence_seconds:
                     pause = _FIRST_PAUSE_SECONDS
@@ -145,7 +148,8 @@ class ServerLink:
             raise
         return stream
 
-    async def _receive(self, stream: Stream) -> str:
+    async def _receive(self, stream: Stream) -> str | None:
+        """Pass messages on until the connection is lost; return the reason, or None after the end of the run."""
         beats = asyncio.create_task(_beat(stream, self._silence_seconds / BEATS))
         self._stream = stream
         try:
@@ -153,6 +157,9 @@ class ServerLink:
                 message = await stream.receive(largest=self._largest)
                 if not is_beat(message):
                     await self._inbox.put(message)
+                kind = message.get("kind")
+                if isinstance(kind, str) and kind == "end":  # the server then closes the connection
+                    return None
         except (TfdistError, OSError, TimeoutError, ssl.SSLError) as error:
             return reason_of(error)
         finally:

@@ -178,6 +178,7 @@ class HostLink:
             return
 
     def start(self, spec: WorkerSpec, *, reserve: bool = False) -> "RemoteProcess":
+        """Start a process there; of a lost host, return one that has failed with it, as if it had been started."""
         number = next(self._numbers)
         handle = RemoteProcess(self, number, spec)
         with self._lock:
@@ -187,6 +188,9 @@ class HostLink:
             values["key"] = self.key_for(spec.key)
             handle.pid = self.ask("start", handle=number, spec=values, reserve=reserve)
         except TfdistError as error:
+            if self._lost:
+                self._fail(handle)
+                return handle
             with self._lock:
                 del self._handles[number]
             if isinstance(error, DeadlineError):  # the host may start it yet, and then it must not stay
@@ -328,10 +332,14 @@ class HostLink:
             handles = list(self._handles.values())
             self._changed.notify_all()
         for handle in handles:
-            if not self._ending:
-                handle.record(lost_host_record(why, now=time.monotonic()))
-            handle.end_output()
-            handle.end(-signal.SIGKILL if self._ending else 1)
+            self._fail(handle)
+
+    def _fail(self, handle: RemoteProcess) -> None:
+        """End a process with its lost host; one that has ended stays as it is."""
+        if not self._ending:
+            handle.record(lost_host_record(self._lost, now=time.monotonic()))
+        handle.end_output()
+        handle.end(-signal.SIGKILL if self._ending else 1)
 
     def close(self) -> None:
         """End the connection and all processes that still run there; wait for both."""

@@ -70,8 +70,13 @@ class RemotePlacement:
         self._copy_between(hosts)
         ports: dict[Host, list[int]] = {}
         for host in hosts:
-            free = self._links[host.name].ask("ports", count=wanted.count(host), but=list(but))
-            ports[host] = [int(port) for _, port in free]
+            link, needed = self._links[host.name], wanted.count(host)
+            try:
+                ports[host] = [int(port) for _, port in link.ask("ports", count=needed, but=list(but))]
+            except TfdistError:
+                if not link.is_lost:
+                    raise
+                ports[host] = [10_000 + one for one in range(needed)]  # where nothing will be started
         return [(host.address, ports[host].pop(0)) for host in wanted]
 
     def site(self, host: str) -> Site:
@@ -344,9 +349,16 @@ class RemoteStatus:
         self._requests = 0
         self._asked = 0
         self._took_over = 0.0  # clock time
-        for link in dict.fromkeys(links):
-            here = [worker for worker, other in enumerate(links) if other is link]
-            link.ask("open", number=number, workers=len(links), chief=chief, here=here, reserve=reserve)
+        with contextlib.ExitStack() as opened:
+            for link in dict.fromkeys(links):
+                here = [worker for worker, other in enumerate(links) if other is link]
+                try:
+                    link.ask("open", number=number, workers=len(links), chief=chief, here=here, reserve=reserve)
+                except TfdistError:
+                    if not link.is_lost:  # the workers of a lost host fail when they are started
+                        raise
+                opened.callback(link.tell, "close table", number=number)
+            self._tables = opened.pop_all()
         self._memory = memory
         self._chief = chief
         self._table: StatusTable | None = None
@@ -389,8 +401,7 @@ class RemoteStatus:
         self._tell("end")
 
     def close(self) -> None:
-        for link in dict.fromkeys(self._links):
-            link.tell("close table", number=self._number)
+        self._tables.close()
         if self._table is not None:
             self._table.close()
             self._table = None
