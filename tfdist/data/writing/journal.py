@@ -95,4 +95,4 @@ class Journal:
         self._storage.remove(NAME)
 
     def _append(self, *lines: dict[str, Any]) -> None:
-        self._storage.append(NAME, "\n".join(map(json.dumps, lines)).encode())
+        self._storage.append(NAME, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
