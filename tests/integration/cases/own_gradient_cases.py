@@ -31,6 +31,7 @@ class Own(keras.Model):
         self.net = keras.Sequential(
             [keras.Input((4,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)]
         )
+        self.late, self.late_optimizer = keras.layers.Dense(1), keras.optimizers.SGD(0.05)
         self.step = step
 
     def call(self, inputs: Any) -> Any:
@@ -156,6 +157,15 @@ def _sharpness_aware(reduce: Callable[[Any], Any]) -> Step:
     return step
 
 
+def _late(model: Own, data: Any) -> dict[str, Any]:
+    """A step that trains a layer whose weights it makes."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model.late(data[0]) - data[1]))
+    weights = model.late.trainable_variables
+    model.late_optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"value": loss}
+
+
 def what_is_said() -> dict[str, list[str]]:
     """Return the warnings about steps that use their gradients, linearly and otherwise."""
 
@@ -172,6 +182,7 @@ def what_is_said() -> dict[str, list[str]]:
         "sharpness": said(_sharpness_aware(lambda gradients: gradients)),
         "centred": said(_using(lambda gradients: [one - tf.reduce_mean(one, axis=0) for one in gradients])),
         "scaled": said(_using(lambda gradients: [2.0 * tf.cast(one, tf.float32) for one in gradients])),
+        "late": said(_late),
     }
 
 

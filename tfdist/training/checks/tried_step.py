@@ -108,11 +108,16 @@ class TriedStep:
         self._specs = [dry_run.relaxed(leaf) for leaf in flat((data,))]
         #: whether the step makes variables when it is traced first
         self.makes_variables = False
-        for _ in range(2):
+        for is_second in (False, True):
             alone = tf.function(self._alone, autograph=False)
-            self._traced = alone.get_concrete_function(*self._options, *self._specs)
-            if not made_variables(strategy):
-                break
+            try:
+                self._traced = alone.get_concrete_function(*self._options, *self._specs)
+            except AttributeError:  # a tape takes no gradient by a variable that it has made
+                if is_second or not made_variables(strategy):
+                    raise
+            else:
+                if not made_variables(strategy):
+                    break
             self.makes_variables = True
         types = dry_run.operations(self._traced)
         if (change := dry_run.changes(types, meets_others=meets_others)) is not None:
