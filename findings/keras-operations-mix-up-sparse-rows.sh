@@ -7,7 +7,7 @@
 # order in which they lie, although the result has its indices sorted. Otherwise the positions of repeated indices are
 # added up, and name another row, or one that does not exist. In `fit` with an Embedding, one NaN in a row of the second
 # moment of RMSprop (also Adagrad, Adadelta and ScheduleFreeAdamW) leads there in each later step, so words that share
-# nothing with the NaN get updates of other words, or `fit` ends with an index out of range. On a GPU it gets zeros.
+# nothing with the NaN get updates of other words, or `fit` ends with an index out of range.
 # Output seen: sum: 12 21, dense: 3 30; product: 20 20, dense: 2 200; row without error moves by 0.0 before the NaN,
 # by 210.82 after it; repeated words after the NaN: indices[0] = 7 is not in [0, 5)
 # The script fails if that changes.
