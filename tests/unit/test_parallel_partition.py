@@ -323,6 +323,16 @@ def test_devices_that_no_number_of_stages_divides() -> None:
     }
 
 
+@pytest.mark.parametrize("objective", ["time", "price"])
+def test_one_of_unlike_devices_has_the_times_of_a_process_alone(objective: str) -> None:
+    alone = dataclasses.replace(alike(1, parameter_bytes=100), update_seconds=2.0)
+    profile = dataclasses.replace(alone, update_seconds=9.0, processes=2, alone=alone)
+    kinds = [DeviceKind(name="old", count=2, price=1.0), DeviceKind(name="new", count=1, speed=2.0, price=1.5)]
+    best = plans(profile, kinds, Link.parse("1gbit"), objective=objective).plans[0]
+    assert [(one.devices, kinds[one.kind].name) for one in best.stages] == [(1, "new")]
+    assert best.prediction.seconds == pytest.approx(2.5)
+
+
 @pytest.mark.parametrize(
     ("options", "name", "mention"),
     [

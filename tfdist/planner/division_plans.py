@@ -267,6 +267,8 @@ class _Maker:
         seen = set()
         for uses_all, name in ((True, "all devices"), (False, "some devices")):
             found = [one for count in self._counts(1) if (one := self._uneven(count, uses_all, name)) is not None]
+            if not uses_all:  # the search takes the times of devices that compute at once
+                found += [self._lone(f"{name}: 1 {kind.name}", index) for index, kind in enumerate(self.kinds)]
             found = [one for one in found if one.fits] or found
             if found:
                 best = min(found, key=lambda one: one.price if self.objective == "price" else one.prediction.seconds)
@@ -299,6 +301,10 @@ class _Maker:
             self._setting(1, devices, shards), profile=profile, kinds=(kind,), schedule="1f1b"
         )
         return self._plan(setting, (Stage(begin=0, end=len(self.profile.layers), devices=devices),), name, strategy)
+
+    def _lone(self, name: str, kind: int) -> Plan:
+        setting = dataclasses.replace(self._setting(1, 1), profile=self.profile.for_devices(1), schedule="1f1b")
+        return self._plan(setting, (Stage(begin=0, end=len(self.profile.layers), devices=1, kind=kind),), name, None)
 
     def _pipeline(self, replicas: int, parts: int = 1, saves_memory: bool = False) -> Plan:
         """Return the best pipeline whose stages have this many devices each, preferably one that fits into memory."""
