@@ -33,7 +33,7 @@ class Layouts:
     """The layouts of a model's weights and activations."""
 
     def __init__(self, mesh: Mesh, given: Any, *, batch: str) -> None:
-        self.mesh = mesh
+        self.mesh, self._batch = mesh, batch
         is_of = isinstance(given, str) and given.startswith(AUTO_OF)
         self._is_auto = is_of or (isinstance(given, str) and given in (AUTO, AUTO_SEQUENCE))
         self._layers = {name.strip() for name in given.removeprefix(AUTO_OF).split(",")} if is_of else None
@@ -101,6 +101,11 @@ class Layouts:
         proposed = ((path, self._proposals.get(path, ())) for path in paths)
         cut = [f"    {path!r}: {layout}," for path, layout in proposed if any(layout)]
         cut += [f"    {pattern!r}: {layout}," for pattern, layout in self.outputs.given.items()]
+        if not cut and self.mesh.size_of(self._batch) == self.mesh.size > 1:
+            return (
+                f"layout_map={{}}, which divides no weight: along {self._batch!r}, the one axis of {self.mesh}, "
+                f"examples are divided. Take two axes to divide weights, such as batch=1,model={self.mesh.size}"
+            )
         return "\n".join(["layout_map={", *cut, "}"])
 
     def require_all_matched(self) -> None:
