@@ -11,7 +11,9 @@ import pytest
 from tests.integration import case_pools
 from tests.integration.case_pools import start
 from tests.integration.forks import Forks
+from tfdist.cluster import job_key
 from tfdist.testing.pool import WorkerPool
+from tfdist.variables import JOB_KEY
 
 call = functools.partial(case_pools.call_one, of="privacy_cases")
 release = pytest.mark.release  # one more number of replicas, or collective, of what others cover
@@ -66,10 +68,13 @@ def test_replicas_train_to_the_weights_of_one_device_noise_included(
 
 @pytest.mark.parametrize("strategy", ["multi-worker", pytest.param("ring", marks=release)])
 def test_workers_train_to_the_weights_of_one_device_noise_included(forking: Forks, alone: Any, strategy: str) -> None:
-    with start(forking, strategy, 2, KIND=strategy) as workers:
+    with start(forking, strategy, 2, KIND=strategy, **{JOB_KEY.name: job_key.drawn()}) as workers:
         same(case_pools.call(workers, "trained", of="privacy_cases", replicas=0)[0], alone)
         kind = "RingStrategy" if strategy == "ring" else "MultiWorkerMirroredStrategy"
         assert case_pools.call(workers, "workers_that_meet_seldom", of="privacy_cases") == [kind] * 2
+        (first, second), others = case_pools.call(workers, "secret_samples", of="privacy_cases")
+        assert [first, second] == others
+        assert first != second
 
 
 def test_replicas_without_examples_and_empty_batches_count_for_nothing(pool: WorkerPool) -> None:

@@ -1,6 +1,8 @@
 """Batches that are Poisson samples, as differentially private training needs them."""
 
 import functools
+import itertools
+import os
 import secrets
 from typing import Any
 
@@ -8,10 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.cluster import job_key
 from tfdist.compat.tensorflow.tf_data import Wrapped
 from tfdist.data.reading.read_dataset import Reading
 from tfdist.errors import ConfigError
+from tfdist.variables import RESTARTS
 
+_made = itertools.count()  # samples without a seed, which all workers of a job make in the same order
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -77,8 +82,9 @@ def poisson(data: Any, *, global_batch_size: int | None = None, seed: int | None
             `tfdist.data.read`, whose order and tail do not matter.
         global_batch_size: the expected number of examples of a batch, over all replicas. Default: the batch size of the
             reading.
-        seed: the seed of the samples. Default: a secret one. Several workers need the same seed. It reveals which
-            examples each batch has, so the accounted privacy does not hold against anyone who knows it.
+        seed: the seed of the samples. Default: a secret one, which the workers of `tfdist run` share; those of other
+            launchers need the same seed. A seed reveals which examples each batch has, so the accounted privacy does
+            not hold against anyone who knows it.
     Returns:
         A dataset of batches of varying size.
     Raises:
@@ -90,7 +96,7 @@ def poisson(data: Any, *, global_batch_size: int | None = None, seed: int | None
         >>> batches.rate, len(batches), [len(y) for x, y in batches][:5]
         (0.1, 10, [9, 10, 10, 6, 10])
     """
-    seed = secrets.randbits(62) if seed is None else validation.integer("seed", seed, minimum=0)
+    seed = _secret_seed() if seed is None else validation.integer("seed", seed, minimum=0)
     if isinstance(data, Reading):
         examples = data.population
         take = data.numbered
@@ -110,6 +116,14 @@ def poisson(data: Any, *, global_batch_size: int | None = None, seed: int | None
             received=size,
         )
     return PoissonBatches(examples, size, seed, take)
+
+
+def _secret_seed() -> int:
+    key = job_key.from_environment(os.environ)
+    if key is None:
+        return secrets.randbits(62)
+    which = [str(RESTARTS.read(os.environ)), str(next(_made))]  # a repeated step has another sample
+    return int.from_bytes(job_key.derived(key, "samples", which)[:8], "big") >> 2
 
 
 def _tensor(leaf: Any) -> tf.Tensor:
