@@ -132,7 +132,7 @@ def test_what_a_step_leaves_is_the_update_and_what_is_fixed(step: float, left: f
     found = measure(small(), batch, in_fit=lambda batch, steps: step)
     assert found.update_seconds + found.fixed_seconds == pytest.approx(left, abs=1.0)
     assert min(found.update_seconds, found.fixed_seconds) >= 0
-    assert (found.update_seconds > 0) == (left > 0)
+    assert found.update_seconds > 0 or not left
 
 
 class Copies(keras.layers.Layer):
