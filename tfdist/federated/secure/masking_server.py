@@ -98,7 +98,7 @@ class MaskingServer:
         hidden = (*self._survivors, *self._lost) if self.phase == Phase.REVEAL else ()
         needed = self.plan.degree.shares
         return len(self._answers) >= self.plan.threshold and all(
-            sum(holder in self._answers for holder in self._graph[name]) >= needed for name in hidden
+            len(self._shares_of(name)) >= needed for name in hidden
         )
 
     @property
@@ -237,9 +237,7 @@ class MaskingServer:
 
     def _recovered(self, name: str, fits: Callable[[bytes], bool]) -> bytes:
         """Return a client's secret. If one share is wrong, some group of as many shares as needed is without it."""
-        needed = self.plan.degree.shares
-        places = {holder: place for place, holder in enumerate(self._graph[name], 1)}
-        shares = [(place, self._answers[holder][name]) for holder, place in places.items() if holder in self._answers]
+        needed, shares = self.plan.degree.shares, self._shares_of(name)
         for start in range(len(shares) if len(shares) >= needed else 0):
             secret = shamir.combine(dict((shares[start:] + shares[:start])[:needed]))
             if fits(secret):
@@ -250,3 +248,8 @@ class MaskingServer:
             name=name,
             received=len(shares),
         )
+
+    def _shares_of(self, name: str) -> list[tuple[int, bytes]]:
+        """Return the revealed shares of a client's secret, with their places."""
+        holders = enumerate(self._graph[name], 1)
+        return [(place, self._answers[holder][name]) for place, holder in holders if holder in self._answers]
