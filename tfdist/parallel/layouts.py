@@ -103,8 +103,8 @@ class Layouts:
         cut += [f"    {pattern!r}: {layout}," for pattern, layout in self.outputs.given.items()]
         if not cut and self.mesh.size_of(self._batch) == self.mesh.size > 1:
             return (
-                f"layout_map={{}}, which divides no weight: along {self._batch!r}, the one axis of {self.mesh}, "
-                f"examples are divided. Take two axes to divide weights, such as batch=1,model={self.mesh.size}"
+                f"layout_map={{}}, which divides no weight: all devices of {self.mesh} are along {self._batch!r}, "
+                f"where examples are divided. A mesh such as batch=1,model={self.mesh.size} divides weights"
             )
         return "\n".join(["layout_map={", *cut, "}"])
 
