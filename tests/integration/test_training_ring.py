@@ -8,10 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from socket import AF_INET
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.integration import case_pools
@@ -21,6 +19,7 @@ from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tests.integration.resting import RestingPool
 from tfdist.cluster import ports
+from tfdist.jobs.connecting.tcp_joining import own_addresses
 from tfdist.jobs.placement.local_placement import LOOPBACK
 from tfdist.testing.pool import WorkerPool, worker_environments
 
@@ -170,8 +169,7 @@ def test_an_optimizer_wrapped_by_horovod_is_refused(three: WorkerPool) -> None:
 
 
 def test_groups_train_by_themselves_and_together(forking: Forks) -> None:
-    others = [one.address for interface in psutil.net_if_addrs().values() for one in interface if one.family == AF_INET]
-    host = next((one for one in others if not one.startswith("127.")), LOOPBACK)
+    host = next(iter(own_addresses(["192.0.2.1"])), LOOPBACK)
     with start(forking, "ring", 3, kind=RestingPool, host=host) as workers:
         for reports in call(workers, "refused_groups", of="ring_group_cases"):
             overlap, missing, order, outside, *types = reports
