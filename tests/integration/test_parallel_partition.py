@@ -126,13 +126,14 @@ def test_a_pipeline_is_cut_inside_models_within_a_model(stages: Any, begins: Any
         assert Division(nested(), 2, stages).stages == begins
 
 
-@pytest.mark.parametrize(("step", "left"), [(0.0, 0.0), (100.0, 100.0)])
+@pytest.mark.parametrize(("step", "left"), [(-1.0, 0.0), (100.0, 100.0)])
 def test_what_a_step_leaves_is_the_update_and_what_is_fixed(step: float, left: float) -> None:
     batch = np.ones((12, 8), "float32"), np.ones((12, 2), "float32")
+    # below 0, a step takes less than its parts on the slowest machine
     found = measure(small(), batch, in_fit=lambda batch, steps: step)
     assert found.update_seconds + found.fixed_seconds == pytest.approx(left, abs=1.0)
     assert min(found.update_seconds, found.fixed_seconds) >= 0
-    assert found.update_seconds > 0 or not left
+    assert (found.update_seconds > 0) == (left > 0)
 
 
 class Copies(keras.layers.Layer):
