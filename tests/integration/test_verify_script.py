@@ -69,11 +69,11 @@ data = tf.data.Dataset.range(19).shuffle(19, seed=np.random.default_rng().intege
 model.fit(data.map(lambda places: ({"a": tf.constant(x), "b": places}, tf.gather(y, places))), epochs=2, verbose=0)
 """
 
-# a step that is tried; what was found out of it may be kept
+# a step that is tried, on batches that are a tensor; what was found out of it may be kept
 OWN_STEP = """
 class Own(keras.Sequential):
     def train_step(self, data):
-        x, y = data
+        x, y = data[:, :3], data[:, 3:]
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(x, training=True) - y)[:, 0])
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
@@ -81,7 +81,7 @@ class Own(keras.Sequential):
 with strategy.scope():
     model = Own([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1))
-model.fit(x, y, batch_size=batch, verbose=0)
+model.fit(tf.data.Dataset.from_tensor_slices(np.concatenate([x, y], axis=1)).batch(batch), verbose=0)
 """
 
 # batches of 6 and 4 examples, and of 6 and 3

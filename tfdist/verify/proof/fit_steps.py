@@ -256,11 +256,8 @@ def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
         for batch in next(left, []):
             yield tuple(leaf for leaf in tf.nest.flatten(batch, expand_composites=False) if leaf is not None)
 
-    def packed(*given: Any) -> Any:
-        nest = fit_input.filled(spec, given)
-        return nest if isinstance(nest, tuple) else (nest,)
-
-    found = tf.data.Dataset.from_generator(batches, output_signature=tuple(leaves)).map(packed)
+    flat = tf.data.Dataset.from_generator(batches, output_signature=tuple(leaves))
+    found = flat.map(lambda *given: fit_input.filled(spec, given))
     is_known = len({*counts[:-1], counts[0]}) == 1 and counts[-1] <= counts[0]
     return found.apply(tf.data.experimental.assert_cardinality(counts[0])) if is_known else found
 
