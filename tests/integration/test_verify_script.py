@@ -267,6 +267,16 @@ def test_texts_of_parts_are_those_of_the_whole_batch_whatever_their_lengths() ->
     assert other_batches(parts, whole) == 0
 
 
+def test_one_device_is_told_the_number_of_rows_where_all_batches_have_that() -> None:
+    import tensorflow as tf
+
+    from tfdist.verify.proof.fit_steps import _dataset
+
+    like = tf.data.Dataset.from_tensor_slices(tf.zeros([6, 2])).batch(3, drop_remainder=True)
+    for rows, known in ((3, 3), (2, None)):
+        assert _dataset([[tf.zeros([rows, 2])]], like).element_spec.shape == [known, 2]
+
+
 def test_what_cannot_be_compared_and_what_fails_are_told_apart(verified: Verified) -> None:
     code, (proof,), written = verified(START + BATCHES)
     assert (code, proof["outcome"]) == (3, "not_compared"), written

@@ -249,7 +249,9 @@ def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
     counts = list(map(len, epochs))
     epochs = [*epochs[:-1], epochs[-1] + epochs[-1][-1:] * (counts[0] - counts[-1])]
     left = iter(epochs)
-    spec = tf.nest.map_structure(of_any_rows, tf_data.without_nones(like.element_spec))
+    spec = tf_data.without_nones(like.element_spec)
+    if not all(_fits(spec, batch) for epoch in epochs for batch in epoch):  # others may build on the number of rows
+        spec = tf.nest.map_structure(of_any_rows, spec)
     leaves = [leaf for leaf in tf.nest.flatten(spec, expand_composites=False) if leaf is not None]
 
     def batches() -> Iterator[Any]:
@@ -260,6 +262,11 @@ def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
     found = flat.map(lambda *given: fit_input.filled(spec, given))
     is_known = len({*counts[:-1], counts[0]}) == 1 and counts[-1] <= counts[0]
     return found.apply(tf.data.experimental.assert_cardinality(counts[0])) if is_known else found
+
+
+def _fits(spec: Any, batch: Any) -> bool:
+    pairs = zip(*(tf.nest.flatten(one, expand_composites=False) for one in (spec, batch)), strict=True)
+    return all(kind is None or kind.is_compatible_with(leaf) for kind, leaf in pairs)
 
 
 def _predict(model: keras.Model, batches: list[Any], files: StateFiles, run: Run) -> None:
