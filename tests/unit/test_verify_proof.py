@@ -117,6 +117,20 @@ def test_steps_that_one_device_did_not_make_are_not_called_the_same(tmp_path: Pa
     assert any("step 2" in one for one in found.left_out)
 
 
+def test_values_that_are_rounding_are_told_together(tmp_path: Path) -> None:
+    steps = [step(1, weight_a=[[1.0]], weight_b=[[small]], weight_c=[[small]]) for small in (1e-3, 2e-3)]
+    for kind, made in zip((STRATEGY, ONE_DEVICE), steps, strict=True):
+        files = StateFiles(tmp_path, kind, 0)
+        files.write(made)
+        files.end(Run(loop="loop", epochs=[0], batches=[1], is_done=True))
+    theirs = StateFiles(tmp_path, STRATEGY, 0).run()
+    assert theirs is not None
+    job = proving.Job(name="mirrored", run=(), script=("train.py",), variables={})
+    found = proving._compared(job, str(tmp_path), theirs, turned=steps[:1])
+    assert found.outcome is proving.Outcome.SAME
+    assert "b, c" in [one.partition(":")[0] for one in found.left_out]
+
+
 def test_files_of_a_run_share_what_is_the_same(tmp_path: Path) -> None:
     values = {"weight/a": [np.ones(3), np.ones(3)], "state/b": [np.zeros(2), np.ones(2)], "log/c": [np.float32(1)]}
     for worker in (0, 1):

@@ -167,8 +167,9 @@ def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()
     if turned:
         every, _ = compared(workers, reference, alone, tolerance=job.tolerance)
         rounding = {one.name for one in every if one.kind in ROUNDING} - {one.name for one in differences}
-        for name in sorted(rounding):
-            theirs.leave_out(f"{name}: its gradient is rounding, which another order of the examples changes as much")
+        if rounding:
+            why = "gradients are rounding, which another order of the examples changes as much"
+            theirs.leave_out(f"{', '.join(sorted(rounding))}: their {why}")
     kinds: dict[str, set[str]] = {}
     for name in {name for step in reference for name in step.values}:
         kinds.setdefault(name.partition("/")[0], set()).add(name)
