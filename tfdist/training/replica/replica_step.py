@@ -38,7 +38,7 @@ class ReplicaStep:
         is_compiled: bool = False,
     ) -> None:
         self._model = model
-        self._user_step = user_step
+        self._user_step = _within(user_step)
         self._unseeded = unseeded
         self._is_compiled = is_compiled
         self._weighs_loss = training and not keras_trainer.has_own_train_step(model)
@@ -57,6 +57,20 @@ class ReplicaStep:
             logs = xla_step.run(self._user_step, data, current) if self._is_compiled else self._user_step(data)
             current.result_of = None
             return sink.end(logs)
+
+
+def _within(user_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a step that is traced within the graph of the replica, also if it is a `tf.function`.
+
+    In a graph of its own it would hold what replicas put together after it, such as gradients.
+    """
+    if not isinstance(user_step, tf.types.experimental.PolymorphicFunction):
+        return user_step
+    function = user_step.python_function
+    try:
+        return tf.autograph.to_graph(function)
+    except Exception:  # noqa: BLE001 - there is no source to convert, and perhaps nothing to convert
+        return function
 
 
 class OwnVariables:
