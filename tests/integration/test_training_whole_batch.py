@@ -59,6 +59,8 @@ def test_the_hardest_examples_of_a_batch_are_those_of_one_device_or_said(pool: W
     (sentence,) = seen["in a step"]
     assert "Hardest.train_step" in sentence
     assert "all_gather" in sentence
+    (sentence,) = call(pool, "said_of_a_fixed_batch", of="hard_example_cases")
+    assert "tf.shape" in sentence
 
 
 def test_a_layer_that_compares_rows_is_said_of_a_model_that_is_only_evaluated(pool: WorkerPool) -> None:

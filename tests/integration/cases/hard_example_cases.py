@@ -1,7 +1,7 @@
 """Models that train on the hardest examples of a batch, which a part of the batch may be too few for."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import keras
@@ -76,6 +76,17 @@ def two_outputs() -> dict[str, Any]:
     (found, said), (wanted, _) = trained(STRATEGY.scope()), trained(nullcontext(), run_eagerly=True)
     apart = [float(np.max(np.abs(np.subtract(one, other)))) for one, other in zip(found, wanted, strict=True)]
     return {"apart": max(apart), "said": said}
+
+
+def said_of_a_fixed_batch() -> list[str]:
+    """Return what is said before a step fails in which the rows of a batch are written as a number."""
+    with STRATEGY.scope():
+        weighted = keras.layers.Lambda(lambda x: x * ops.ones([BATCH, 1]))
+        model = keras.Sequential([keras.Input((4,)), weighted, keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    with heard() as said, suppress(ValueError):
+        model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0)
+    return said
 
 
 def hard_examples() -> dict[str, Any]:

@@ -116,9 +116,10 @@ def of_failure(kind: str, name: str, model: Any, error: Exception) -> str:
     """Return the sentence about a gradient or a loss of a step that fails on parts of a batch."""
     told = _TOLD[kind].format(model=type(model).__name__, name=_shown(kind, name))
     return (
-        f"{told} (model {model.name!r}) cannot be computed from fewer rows of a batch ({_reason(error)}). A step that "
-        "needs so many rows compares them, such as for the largest losses. Each replica compares its own rows alone, "
-        f"which is not what one device computes. {_WAYS[kind]}"
+        f"{told} (model {model.name!r}) cannot be computed from fewer rows of a batch ({_reason(error)}), and a "
+        "replica has only some. If the code holds a batch size, take it from a tensor instead: tf.shape(x)[0]. If it "
+        "compares rows, such as for the largest losses, each replica compares its own rows alone, which is not what "
+        f"one device computes. {_WAYS[kind]}"
     )
 
 
