@@ -66,3 +66,23 @@ def test_a_strategy_that_a_script_never_uses_is_named_at_its_end(forking: Forks,
     assert forking.run(str(script)) == 1, forking.output
     assert "its own" in forking.output
     assert "MirroredStrategy of 2 replicas" not in forking.output
+
+
+APART = """
+import os, sys, tfdist
+
+os.environ |= {"TFDIST_WORKERS": "a:1,b:2", "TFDIST_WORKER_INDEX": sys.argv[1], "TFDIST_REPLICAS_PER_WORKER": "3"}
+tfdist.strategies.MirroredStrategy(["CPU:0"])
+del os.environ["TFDIST_WORKERS"], os.environ["TFDIST_WORKER_INDEX"]
+tfdist.strategies.MirroredStrategy(["CPU:0"])
+tfdist.strategies.MirroredStrategy()
+"""
+
+
+def test_a_strategy_of_one_process_in_a_job_of_several_is_named(forking: Forks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(APART)
+    for worker, told in (("0", 1), ("1", 0)):
+        assert forking.run(str(script), worker) == 0, forking.output
+        assert forking.output.count("started with 2 workers") == told
+        assert forking.output.count("started with 1 worker of 3 replicas") == 1

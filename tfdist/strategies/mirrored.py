@@ -1,10 +1,12 @@
 """Synchronous data parallelism over the devices of one process."""
 
+import logging
 import os
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist import cluster as clusters
 from tfdist import validation, variables
 from tfdist.cluster.strategy_table import COLLECTIVES, REPLICA_COLLECTIVES
 from tfdist.collectives import buckets
@@ -17,6 +19,8 @@ from tfdist.strategies import local_replicas
 from tfdist.training.strategy_mixin import KerasTraining
 
 __all__ = ["MirroredStrategy"]
+
+_log = logging.getLogger("tfdist")
 
 
 class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
@@ -83,6 +87,22 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         )
         tf.distribute.Strategy.__init__(self, extended)
         self._begin_shares(shares)
+        asked = variables.REPLICAS_PER_WORKER.read(os.environ) if devices is None else None
+        _tell_if_not_of_the_job(len(extended.worker_devices), asked)
+
+
+def _tell_if_not_of_the_job(replicas: int, asked: int | None) -> None:
+    """Warn if the job has further workers or was given another number of replicas, which would change nothing here."""
+    job = clusters.from_environment()
+    if job.is_chief and (job.num_workers > 1 or asked not in (None, replicas)):
+        _log.warning(
+            "tfdist: this MirroredStrategy has %s of this process, and the job (%s) was started with %s%s. Each "
+            "process trains by itself. tfdist.strategies.from_environment() returns the strategy of the job.",
+            validation.counted(replicas, "replica"),
+            job.source,
+            validation.counted(job.num_workers, "worker"),
+            "" if asked is None else f" of {validation.counted(asked, 'replica')}",
+        )
 
 
 def _backend(given: str | None) -> str:
