@@ -14,6 +14,7 @@ from tfdist.compat.keras import loss as keras_loss
 from tfdist.parallel.pipeline import whole_batches
 from tfdist.parallel.pipeline.division import Division
 from tfdist.training.checks import row_mixing, step_probe
+from tfdist.training.replica import batch_rows
 
 
 class Deviating(layers.Layer):
@@ -178,3 +179,10 @@ def test_a_model_without_weights_yet_gets_those_of_its_first_call() -> None:
     assert _mixes(model)
     assert [tuple(weight.shape) for weight in model.weights] == [(4, 3), (3,)]
     assert np.any(model.weights[0].numpy())
+
+
+@pytest.mark.parametrize(("fixed", "told"), [(8, 1), (3, 0)])
+def test_an_error_of_a_fixed_batch_size_is_explained(fixed: int, told: int) -> None:
+    with pytest.raises(ValueError, match=str(fixed)) as met, batch_rows.size_explained((None, tf.zeros((4, 2))), 2):
+        raise ValueError(f"dimensions {fixed} and 4")
+    assert [note.count("4 of the 8 rows") for note in getattr(met.value, "__notes__", [])] == [1] * told

@@ -134,7 +134,8 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
         def run(data: Any) -> Any:
             sink = replica_step.OwnVariables(model, training=training)
-            return on_replica(data, sink, rows=rows, global_rows=together, rules=tried.rules)
+            with batch_rows.size_explained(data, replicas):
+                return on_replica(data, sink, rows=rows, global_rows=together, rules=tried.rules)
 
         is_stamped = training and step_timestamps.can_stamp() and step_timestamps.is_first_replica()
         return step_timestamps.stamped(run, data) if is_stamped else run(data)

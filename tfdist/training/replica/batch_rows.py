@@ -6,6 +6,7 @@ is. In the step its values are marked as equal on all replicas, so a table that 
 one device.
 """
 
+import contextlib
 import itertools
 import re
 import typing
@@ -154,6 +155,22 @@ def _known_rows(leaf: Any) -> int | tf.Tensor:
     else:
         count = leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0]
     return int(count) if tf.executing_eagerly() else tf.cast(count, tf.int32)
+
+
+@contextlib.contextmanager
+def size_explained(data: Any, replicas: int) -> Iterator[None]:
+    """Explain an error about a replica's rows and those of the whole batch, as code with a fixed batch size raises."""
+    try:
+        yield
+    except Exception as error:
+        leaves = (leaf for _, leaf in named(data) if isinstance(leaf, tf.Tensor) and leaf.shape.rank)
+        rows = next((leaf.shape[0] for leaf in leaves), None)
+        if rows and replicas > 1 and {str(rows), str(rows * replicas)} <= set(re.findall(r"\d+", str(error))):
+            error.add_note(
+                f"tfdist: this replica has {rows} of the {rows * replicas} rows of the batch. Code of a step that "
+                "makes tensors of a fixed batch size must take it from its data instead, as by tf.shape(x)[0]."
+            )
+        raise
 
 
 def rows_of(data: Any) -> tf.Tensor:
