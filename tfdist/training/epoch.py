@@ -312,10 +312,11 @@ def _require_alike(seen: list[list[int]], position: int) -> None:
             raise DisagreementError(
                 f"workers read different data: at step {position} of the epoch worker 0 has {say(seen[0][field])}, "
                 f"{who}. Every worker must be given the same dataset (tfdist gives each its slice of every batch); "
-                "seed every shuffle alike, and augment by tf.image.stateless_* or by layers of the model: with "
-                "num_parallel_calls, tf.image.random_* draws in another order on each worker. If each worker is meant "
-                "to read data of its own, pass a tf.data.Dataset whose options have "
-                "experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF.",
+                "draw and shuffle alike, as after keras.utils.set_random_seed(1) at the top of the script, and augment "
+                "by tf.image.stateless_* or by layers of the model: with num_parallel_calls, tf.image.random_* draws "
+                "in another order on each worker. If each worker is meant to read data of its own, pass a "
+                "tf.data.Dataset whose options have experimental_distribute.auto_shard_policy = "
+                "tf.data.experimental.AutoShardPolicy.OFF.",
                 name="data",
                 workers=(0, *others),
             )
