@@ -223,8 +223,8 @@ def use_logical_cpus(count: int) -> None:
         if present != count:
             raise ConfigError(
                 f"use_logical_cpus({count}): TensorFlow has started in this process with "
-                f"{validation.counted(present, 'CPU device')}, which cannot be changed any more. Call it before the "
-                "first TensorFlow operation.",
+                f"{validation.counted(present, 'CPU device')}, which cannot be changed any more. Call it, or make the "
+                "strategy that calls it, before the first tensor, variable or dataset.",
                 name="use_logical_cpus",
                 received=count,
             ) from None
