@@ -249,6 +249,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/steps/replica_contexts.py": {
         **each("_get_default_replica_context _get_default_strategy", lambda: distribute_lib),
         "_local_replica_id": tf.distribute.get_replica_context,
+        "_variable_creator_stack": tf.compat.v1.get_default_graph,
     },
     "planted.py": {},
     "tensorflow/steps/replica_services.py": {},

@@ -15,6 +15,7 @@ from tfdist.collectives.traced import traced_of
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
+from tfdist.errors import ConfigError
 from tfdist.strategies import local_replicas
 from tfdist.training.strategy_mixin import KerasTraining
 
@@ -93,7 +94,10 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
 
 def _tell_if_not_of_the_job(replicas: int, asked: int | None) -> None:
     """Warn if the job has further workers or was given another number of replicas, which would change nothing here."""
-    job = clusters.from_environment()
+    try:
+        job = clusters.from_environment()
+    except ConfigError:  # of a launcher whose job this strategy does not join
+        return
     if job.is_chief and (job.num_workers > 1 or asked not in (None, replicas)):
         _log.warning(
             "tfdist: this MirroredStrategy has %s of this process, and the job (%s) was started with %s%s. Each "

@@ -22,6 +22,7 @@ import keras
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras.callback_fields import NoPath
 from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.errors import DeadlineError, DisagreementError, UnsupportedError
 
 # A worker that saves what the chief does not waits in vain, and then writes itself.
@@ -70,6 +71,8 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     if is_cut:
         _require_all(workers, state, name, path)
     save = functools.partial(getattr(type(model), name), model)
+    if not is_cut:
+        save = replica_contexts.outside_scope()(save)  # Keras makes variables to save, here on one worker alone
     if workers.is_chief:
         try:
             _write_whole(save, path, *args, **kwargs)

@@ -157,10 +157,12 @@ def callbacks_that_write(folder: str) -> dict[str, Any]:
 
 
 def chief_saves_alone(folder: str) -> list[str]:
+    """Save in the scope, where what Keras makes to save must not wait for other workers."""
     network = model()
     network.fit(X, Y, verbose=0)
-    if STRATEGY.is_chief:
-        network.save(f"{folder}/chief.keras")
+    with STRATEGY.scope():
+        if STRATEGY.is_chief:
+            network.save(f"{folder}/chief.keras")
     network.fit(X, Y, verbose=0)
     return sorted(os.listdir(folder))
 

@@ -3,8 +3,9 @@
 TensorFlow makes a context per replica and trace. So the changes here are attributes of that object while the step runs.
 
 Private names, read in TensorFlow 2.21.0: `_get_default_strategy`, `_get_default_replica_context`, shared by all threads
-and so left unchanged; `ReplicaContext._local_replica_id`, whose copy of a variable is read; `collective_util.Options`,
-the class behind `tf.distribute.experimental.CommunicationOptions`.
+and so left unchanged; `ReplicaContext._local_replica_id`, whose copy of a variable is read;
+`Graph._variable_creator_stack`, by which a scope makes variables, of this thread; `collective_util.Options`, the class
+behind `tf.distribute.experimental.CommunicationOptions`.
 """
 
 import contextlib
@@ -21,6 +22,18 @@ def of_no_strategy(index: int = 0) -> Any:
     context = tf.distribute.ReplicaContext(distribute_lib._get_default_strategy(), index)
     context._local_replica_id = 0
     return context
+
+
+@contextlib.contextmanager
+def outside_scope() -> Iterator[None]:
+    """Make new variables of this process alone, also in the scope of a strategy, whose workers make them together."""
+    graph = tf.compat.v1.get_default_graph()
+    creators, graph._variable_creator_stack = graph._variable_creator_stack, []
+    try:
+        with of_no_strategy():
+            yield
+    finally:
+        graph._variable_creator_stack = creators
 
 
 @contextlib.contextmanager
