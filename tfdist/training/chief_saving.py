@@ -3,6 +3,7 @@
 A script may call `model.save` on every worker or on the chief alone. So the chief does not wait: it leaves a note when
 a file is complete, and a worker that saves the same state to a file of the same name waits for the note. The note says
 which path the chief's file has. A worker whose path is another, as in TensorFlow's guide, writes a file of its own.
+Names that differ only in digits count as the same name, so `model0.keras` and `model1.keras` do not wait.
 
 Where weights are sharded every worker has to save, because reading a weight gathers its parts. The chief's file counts,
 as one device would write it; the others keep theirs only at paths of their own.
@@ -11,6 +12,7 @@ as one device would write it; the others keep theirs only at paths of their own.
 import contextlib
 import functools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -65,7 +67,7 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     path = os.fspath(filepath)
     optimizer = getattr(model, "optimizer", None)  # none before compile, as in a loop of the user's own
     steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
-    state = f"tfdist/{name}/{steps}/{os.path.basename(path)}"
+    state = f"tfdist/{name}/{steps}/{re.sub('[0-9]+', '#', os.path.basename(path))}"
     note = f"{state}/{workers.next_number(state)}"
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
     if is_cut:

@@ -171,13 +171,15 @@ def saves_to_paths_of_their_own(folder: str) -> bool:
     """Save where no other worker does, as TensorFlow's guide has it; a worker that waits for the chief waits long."""
     network, own = model(), Path(folder) / str(RANK)
     own.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chief_saving, "_PATIENCE_SECONDS", 3600)
-        network.save_weights(own / "a.weights.h5")
-    before = network.get_weights()
-    network.set_weights([weight + 1 for weight in before])
-    network.load_weights(own / "a.weights.h5")
-    return all(np.array_equal(a, b) for a, b in zip(network.get_weights(), before, strict=True))
+    before, same = network.get_weights(), []
+    for path in (own / "a.weights.h5", Path(folder) / f"worker{RANK}.weights.h5"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chief_saving, "_PATIENCE_SECONDS", 3600)
+            network.save_weights(path)
+        network.set_weights([weight + 1 for weight in before])
+        network.load_weights(path)
+        same += [np.array_equal(a, b) for a, b in zip(network.get_weights(), before, strict=True)]
+    return all(same)
 
 
 def saved_in_an_accumulation(folder: str) -> dict[str, Any]:
