@@ -3,7 +3,8 @@
 A script may call `model.save` on every worker or on the chief alone. So the chief does not wait: it leaves a note when
 a file is complete, and a worker that saves the same state to a file of the same name waits for the note. The note says
 which path the chief's file has. A worker whose path is another, as in TensorFlow's guide, writes a file of its own.
-Names that differ only in digits count as the same name, so `model0.keras` and `model1.keras` do not wait.
+Names that differ only in digits count as one, so a worker that saves `model1.keras` does not wait in vain for a note
+about it when the chief has saved `model0.keras`.
 
 Where weights are sharded every worker has to save, because reading a weight gathers its parts. The chief's file counts,
 as one device would write it; the others keep theirs only at paths of their own.
@@ -22,7 +23,9 @@ from typing import Any
 import keras
 
 from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras.callback_fields import NoPath
+from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.errors import DeadlineError, DisagreementError, UnsupportedError
@@ -57,7 +60,8 @@ def _all_save(
 
 
 def _export(model: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    if any(sharded_variable.sharding_of(weight) is not None for weight in model.weights):
+    in_parts = tf_partitioned.PartitionedVariable
+    if _is_cut(model) or any(isinstance(keras_variables.value_of(weight), in_parts) for weight in model.weights):
         raise _cannot_export(os.fspath(filepath))
     type(model).export(model, filepath, *args, **kwargs)
 
@@ -69,7 +73,7 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
     steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
     state = f"tfdist/{name}/{steps}/{re.sub('[0-9]+', '#', os.path.basename(path))}"
     note = f"{state}/{workers.next_number(state)}"
-    is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
+    is_cut = _is_cut(model)
     if is_cut:
         _require_all(workers, state, name, path)
     save = functools.partial(getattr(type(model), name), model)
@@ -111,6 +115,10 @@ def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
             f"worker {absent} has not called model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights are "
             "sharded over all workers, so call it on every worker; only the chief's file is kept."
         )
+
+
+def _is_cut(model: keras.Model) -> bool:
+    return any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
 
 
 def _cannot_export(path: str) -> UnsupportedError:

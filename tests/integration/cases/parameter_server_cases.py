@@ -281,8 +281,7 @@ def partitioned(optimizer: str, dense: bool, saves: bool) -> dict[str, Any]:
     history = model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0).history
     loaded = []
     if saves:
-        path = os.path.join(os.environ["TMPDIR"], f"ü {optimizer}.keras")
-        model.save(path)
+        model.save(path := os.path.join(os.environ["TMPDIR"], f"ü {optimizer}.keras"))
         loaded = [keras.models.load_model(path)]
         with made.scope():
             loaded.append(keras.models.load_model(path))
@@ -297,6 +296,7 @@ def partitioned(optimizer: str, dense: bool, saves: bool) -> dict[str, Any]:
         "servers": sorted({piece.server for piece in pieces if piece.parts > 1}),
         "in parts": len([piece for piece in pieces if piece.parts == 2]),
         "table": made.placement_table(),
+        "export": refusal_fields.met(lambda: model.export(os.environ["TMPDIR"]), errors.TfdistError),
     }
 
 
