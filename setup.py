@@ -10,7 +10,7 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py").read_text(), re.MULTILINE)[1]
 # each minor version in the range was run: docs/compatibility.md; tfdist/compat/version_pairs.py has the same range
-TENSORFLOW = ">=2.16.2,<2.22"
+TENSORFLOW = ">=2.16.2,<2.23"
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
 SHARED = (
     "README.md",

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.callbacks.callback_list import CallbackList
+from packaging.version import Version
 from tensorflow.python.distribute import merge_call_interim
 from tensorflow.python.eager import context, executor
 
@@ -305,7 +306,7 @@ def test_a_name_without_an_assertion_is_seen(tmp_path: Any) -> None:
     [((), 'pip install "tensorflow=='), (None, "replaced methods")],
 )
 def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tested: Any, says: str) -> None:
-    here = (version_pairs.Pair(tf.__version__, keras.__version__),)
+    here = (version_pairs.Pair(Version(tf.__version__).public, keras.__version__),)
     monkeypatch.setattr(version_pairs, "TESTED", here if tested is None else tested)
     assert says in str(keras_frames.refuse("Model.fit", seen="is not found"))
 

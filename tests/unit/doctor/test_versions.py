@@ -44,7 +44,7 @@ def test_unmet_requirement(need: str, installed: dict[str, str], said: str) -> N
         ("ml_dtypes<1.0.0,>=0.5.1", {"ml-dtypes": "0.6.0"}),
         ('nvidia-nccl-cu12>=2.27.7; extra == "and-cuda"', {}),
         ('winonly; sys_platform == "win32"', {}),
-        ("tensorflow>=2.16.2,<2.22", {"tensorflow-cpu": "2.21.0"}),
+        ("tensorflow>=2.16.2,<2.23", {"tensorflow-cpu": "2.21.0"}),
     ],
 )
 def test_met_requirement(need: str, installed: dict[str, str]) -> None:
@@ -100,7 +100,7 @@ def test_keras(
         (GOOD, {}, Level.OK),
         (Framework(error="it hangs"), {"tensorflow-cpu": "2.21.0", "keras": "3.15.1"}, Level.OK),
         (Framework(version="2.21.77", keras="3.15.1"), {}, Level.NOTE),
-        (Framework(version="2.22.0", keras="3.15.1"), {}, Level.PROBLEM),
+        (Framework(version="2.23.0", keras="3.15.1"), {}, Level.PROBLEM),
         (Framework(version="2.21.0", keras="2.15.0"), {}, Level.PROBLEM),
     ],
 )
