@@ -238,15 +238,18 @@ def resumed(folder: str) -> dict[str, Any]:
 
 
 def samples(folder: str) -> dict[str, Any]:
-    """Return 400 samples of 30 examples, the same again by their seed, samples of a directory, and their rate."""
+    """Return 400 samples of 30 examples, some by the same and another seed, some of a directory, and their rate."""
     rows = np.arange(30)
     data = tfdist.data.poisson((rows, rows % 2), global_batch_size=6, seed=3)
     batches = [x.numpy().tolist() for _ in range(80) for x, _ in data]
-    again = [x.numpy().tolist() for x, _ in tfdist.data.poisson((rows, rows % 2), global_batch_size=6, seed=3)]
+    again, other = (
+        [x.numpy().tolist() for x, _ in tfdist.data.poisson((rows, rows % 2), global_batch_size=6, seed=seed)]
+        for seed in (3, 3 + 2**31 - 1)  # TensorFlow takes both for the same
+    )
     tfdist.data.write({"x": np.arange(20.0, dtype="float32"), "label": rows[:20]}, folder)
     stored = tfdist.data.poisson(tfdist.data.read(folder, global_batch_size=2), seed=3)
     read = [(x.numpy().tolist(), y.numpy().tolist()) for _ in range(4) for x, y, *_ in stored]
-    return {"batches": batches, "again": again, "read": read, "rate": stored.rate}
+    return {"batches": batches, "again": again, "other": other, "read": read, "rate": stored.rate}
 
 
 def secret_samples() -> list[Any]:

@@ -16,6 +16,7 @@ from tfdist.data.reading.read_dataset import Reading
 from tfdist.errors import ConfigError
 from tfdist.variables import RESTARTS
 
+_SEEDS = 2**31 - 1  # TensorFlow takes seeds modulo this number
 _made = itertools.count()  # samples without a seed, which all workers of a job make in the same order
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -45,7 +46,9 @@ class PoissonBatches(Wrapped):
         self.examples = examples
         self.rate = global_batch_size / examples
         self.steps = -(-examples // global_batch_size)
-        self._seed = seed
+        # tf.data seeds have 31 bits, in which a search finds a secret: the others go into the key of each batch
+        further, self._seed = divmod(seed, _SEEDS)
+        self._further = further & (1 << 63) - 1
         self._take = take
         super().__init__(self._batches)
 
@@ -55,6 +58,7 @@ class PoissonBatches(Wrapped):
 
         @_as_it_is
         def sample(key: tf.Tensor) -> Any:
+            key = tf.bitwise.bitwise_xor(key, tf.constant(self._further, tf.int64))
             drawn = tf.random.stateless_uniform([self.examples], key, dtype=tf.float64)
             return self._take(tf.where(drawn < self.rate)[:, 0], key)
 
