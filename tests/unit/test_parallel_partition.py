@@ -64,7 +64,8 @@ def profiles(draw: st.DrawFn, most: int = 12) -> Profile:
         slot_bytes=draw(KB),
     )
     alone = dataclasses.replace(found, whole_seconds=(draw(st.sampled_from([0.5, 1.25])) * whole,))
-    return dataclasses.replace(found, processes=2, alone=alone) if draw(st.booleans()) else found
+    fixed = draw(st.sampled_from([0.0, 0.5]))
+    return dataclasses.replace(found, processes=2, alone=alone, fixed_seconds=fixed) if draw(st.booleans()) else found
 
 
 @st.composite
@@ -193,6 +194,14 @@ def alike(count: int, **options: Any) -> Profile:
     layer = {"forward_seconds": (1.0,), "backward_seconds": (2.0,), **options}
     layers = [LayerProfile(name=f"l{n}", inputs=(n - 1,) if n else (), **layer) for n in range(count)]
     return Profile(model="m", batch=32, batch_sizes=(32,), layers=tuple(layers), whole_seconds=(3.0 * count,))
+
+
+def test_a_slower_pipeline_is_chosen_whose_fixed_time_is_shorter() -> None:
+    alone = alike(2)
+    profile = dataclasses.replace(alone, processes=2, alone=alone, fixed_seconds=1.0)
+    link = Link(latency_seconds=0.01, bytes_per_second=1e9)
+    found = best_stages(Setting(profile=profile, link=link, kinds=(DeviceKind(count=2),), microbatches=2))
+    assert found == (Stage(begin=0, end=1), Stage(begin=1, end=2))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

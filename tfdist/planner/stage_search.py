@@ -7,7 +7,7 @@ of them, so the best stages are among these, whatever comes before.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfdist import validation
@@ -58,8 +58,8 @@ class _Search:
         if not slowest:
             return []
         setting = self._setting
-        of_each = [[step_time.parts(setting, stage) for stage in one.stages] for one in slowest.values()]
-        most = min(step_time.step_seconds(setting, parts) for parts in of_each)
+        most = min(cost(setting, one.stages, waits_for_returns=False) for one in slowest.values())
+        most -= setting.fixed_seconds(2)
         least = min(one.pace for one in slowest.values())
         return [one.stages for front in self._all((least, most)).values() for one in front]
 
@@ -74,7 +74,11 @@ class _Search:
                     most = setting.most_under_way(stage) if self._limits_memory else math.inf
                     if devices <= one.count and most >= setting.under_way(stage, devices):
                         any_fits = True
-                        found.append(_Choice(stage=stage, adds=step_time.parts(setting, stage), most_under_way=most))
+                        adds = step_time.parts(setting, stage)
+                        if begin == 0 and end == self._layers:  # no pipeline, whose fixed time may differ
+                            more = setting.fixed_seconds(1) - setting.fixed_seconds(2)
+                            adds = replace(adds, passing=adds.passing + more)
+                        found.append(_Choice(stage=stage, adds=adds, most_under_way=most))
             if not any_fits and setting.parts == 1:
                 break  # a longer stage needs more still; of one with parts more layers may lie in parts
         return found
