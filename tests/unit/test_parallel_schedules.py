@@ -135,6 +135,9 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
         "stage 1  .   F0  B0  B0  F1  B1  B1  F2  B2  B2  .   .",
         "bubble 25.0 %; live activations 2, 1",
     ]
+    longer = CliRunner().invoke(main, ["parallel", "schedule", "1f1b", "--stages", "3", "--backward", "2.5"])
+    whole = {f"{kind}{number}" for kind in "FB" for number in range(8)}
+    assert all(whole <= set(line.split()) for line in longer.output.splitlines()[:3])
     delayed = CliRunner().invoke(main, ["parallel", "schedule", "pipedream", "--stages", "3"])
     assert "2, 1, 0 updates older" in delayed.output
     picture = tmp_path / "zeit achse.png"

@@ -21,11 +21,14 @@ def as_text(timeline: Timeline) -> str:
         stage 1  .   F0  B0  F1  B1  .
     """
     unit = min(slot.end - slot.begin for slot in timeline.slots)
-    columns = round(timeline.length / unit)
-    rows = [["."] * columns for _ in range(timeline.schedule.stages)]
+
+    def column(time: float) -> int:
+        return int(time / unit + 0.5 + 1e-9)  # round() has halves go both ways, and a slot between two may have none
+
+    rows = [["."] * column(timeline.length) for _ in range(timeline.schedule.stages)]
     for slot in timeline.slots:
-        for column in range(round(slot.begin / unit), round(slot.end / unit)):
-            rows[slot.stage][column] = str(slot.work)
+        begin, end = column(slot.begin), column(slot.end)
+        rows[slot.stage][begin:end] = [str(slot.work)] * (end - begin)
     width = max(len(cell) for row in rows for cell in row) + 2
     label = len(f"stage {timeline.schedule.stages - 1}")
     lines = [f"{f'stage {stage}':<{label}}  " + "".join(c.ljust(width) for c in row) for stage, row in enumerate(rows)]
