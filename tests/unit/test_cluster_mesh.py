@@ -19,6 +19,8 @@ def test_ranks_and_coordinates_are_one_to_one(one: Mesh) -> None:
     places = [tuple(one.coordinates(rank).values()) for rank in range(one.size)]
     assert places == sorted(set(places))
     assert [one.rank(one.coordinates(rank)) for rank in range(one.size)] == list(range(one.size))
+    with refused(ConfigError, name="rank", received=one.size):
+        one.coordinates(one.size)
 
 
 @given(meshes, st.data())
@@ -62,7 +64,9 @@ def test_what_is_no_mesh_is_said(text: str, name: str, received: str, entry: str
         Mesh.parse(text, name="--mesh")
 
 
-@pytest.mark.parametrize("axes", [[("batch", 2)], (("batch",),), (("batch", 2.0),), (("batch", True),), "batch=2"])
+@pytest.mark.parametrize(
+    "axes", [[("batch", 2)], (("batch", 2), ("model",)), (("batch", 2.0),), (("batch", True),), "batch=2", ("m2",)]
+)
 def test_wrong_types_are_said(axes: object) -> None:
     with pytest.raises(ConfigTypeError):
         Mesh(axes)  # type: ignore[arg-type]
@@ -76,8 +80,9 @@ def test_as_many_devices_as_places() -> None:
     mesh_of_four = {"name": "mesh", "received": "batch=2,model=2"}
     with refused(ConfigError, **mesh_of_four, mentions=["-n 2", "2 processes of 1 device", "run -n 4"]):
         one.require_size(2, 1, "-n 2")
-    with refused(ConfigError, **mesh_of_four, mentions=["3 processes", "tfdist run"]):
-        one.devices_of_each(3, "tfdist run")
+    for processes in (3, 8):
+        with refused(ConfigError, **mesh_of_four, mentions=[f"{processes} processes", "tfdist run"]):
+            one.devices_of_each(processes, "tfdist run")
 
 
 def test_what_lies_in_a_process_are_the_neighbours() -> None:
@@ -108,6 +113,9 @@ def test_each_process_has_whole_groups_along_all_axes_but_the_divisible(names: l
 def test_an_axis_that_is_not_there_is_said() -> None:
     with refused(ConfigError, name="an axis", received="modle", mentions=["'model'"]):
         Mesh.parse("batch=2,model=2").group(0, ["modle"])
+    assert Mesh.parse("batch=2,model=2,row=1").others("model") == ("batch", "row")
+    with refused(ConfigError, name="an axis", received="modle"):
+        Mesh.parse("batch=2,model=2").others("modle")
 
 
 def test_what_a_user_may_give() -> None:
@@ -119,6 +127,8 @@ def test_what_a_user_may_give() -> None:
     assert all(mesh.of(one) == wanted for one in (wanted, "batch=2,model=3", {"batch": 2, "model": 3}, DeviceMesh()))
     with refused(ConfigTypeError, name="mesh", received=4):
         mesh.of(4)
+    with pytest.raises(ConfigError):
+        mesh.of({})
 
 
 def test_groups_of_a_large_mesh_are_made_once_each(monkeypatch: pytest.MonkeyPatch) -> None:

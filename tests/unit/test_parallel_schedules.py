@@ -42,6 +42,12 @@ def test_what_is_live() -> None:
     assert schedules.named("eager-1f1b", stages=3, microbatches=8).live == (5, 3, 1)
     assert schedules.named("eager-1f1b", stages=4, microbatches=2).live == (2, 2, 2, 1)
     assert schedules.named("interleaved", stages=2, microbatches=4, chunks=2).live == (5, 3)
+    assert schedules.named("gpipe", stages=2, microbatches=3, chunks=2).live == (6, 6)
+
+
+def test_one_chunk_is_interleaved_with_none() -> None:
+    one = schedules.named("interleaved", stages=3, microbatches=6)
+    assert replace(one, name="1f1b") == schedules.named("1f1b", stages=3, microbatches=6)
 
 
 def test_stages_of_unlike_times_wait_for_the_slowest() -> None:
@@ -116,6 +122,7 @@ def test_a_schedule_of_ones_own_is_a_function() -> None:
         (("zero-bubble", 2, 4, 1), "schedule", "zero-bubble", "1f1b"),
         (("gpipe", 0, 4, 1), "stages", 0, "at least 1"),
         (("gpipe", 2, 0, 1), "microbatches", 0, "at least 1"),
+        (("1f1b", 2, 4, 0), "chunks", 0, "at least 1"),
         (("1f1b", 2, 4, 2), "chunks", 2, "schedule is '1f1b'"),
         (("interleaved", 2, 3, 2), "microbatches", 3, "stages is 2"),
     ],

@@ -263,6 +263,20 @@ def test_hosts_share_their_link() -> None:
     network = network_of(1e9, per_host=4, inside=fast)
     assert network.all_reduce_seconds(1e9, 8) == pytest.approx(1.5 / 10 + 1.0)
     assert network.all_reduce_seconds(1e9, 4) == pytest.approx(1.5 / 10)
+    copying = network_of(1e9, per_host=4, inside=Link(latency_seconds=0.0, bytes_per_second=1e10, is_local=True))
+    assert (copying.is_local(4), copying.is_local(5), network.is_local(4)) == (True, False, False)
+
+
+def test_a_tree_has_fewer_latencies_than_a_ring_and_is_taken_where_they_decide() -> None:
+    line = Link(latency_seconds=0.001, bytes_per_second=1e9, add_seconds_per_byte=1e-9)
+    network = HostNetwork(link=line, has_trees=True)
+    for devices, levels in ((2, 1), (3, 2), (8, 3), (9, 4)):
+        ring, tree = line.all_reduce_seconds(1e6, devices), 2 * levels * 0.001 + 0.003
+        assert network.all_reduce_seconds(1e6, devices) == pytest.approx(min(ring, tree))
+        assert network.summing(1e6, devices).seconds == 2 * network.halving(1e6, devices).seconds
+        assert network.summing(1e6, devices).seconds == network.all_reduce_seconds(1e6, devices)
+        assert network.all_reduce_seconds(1e9, devices) == line.all_reduce_seconds(1e9, devices), "bytes decide"
+    assert (network.all_reduce_seconds(1e6, 1), network.all_reduce_seconds(0.0, 8)) == (0, 0)
 
 
 @pytest.mark.parametrize(

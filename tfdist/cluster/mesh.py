@@ -136,7 +136,7 @@ class Mesh:
 
     def devices_of_each(self, processes: int, what: str) -> int:
         """Return the number of devices of each process, one for each place of the mesh."""
-        if processes > self.size or self.size % processes:
+        if self.size % processes:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} "
                 f"{validation.counted(processes, 'process', 'processes')} ({what}). Make the sizes of the axes "

@@ -120,12 +120,8 @@ class Share:
 
     def slices(self, rows: int) -> list[tuple[int, int, int]]:
         """Return (size, first row, end row) for each part; an empty part takes one row of a neighbour."""
-        found = []
         bounds = self.shares.bounds(rows)[self.first : self.first + self.count + 1]
-        for begin, end in itertools.pairwise(bounds):
-            first = min(begin, max(rows - 1, 0))
-            found.append((end - begin, first, max(end, first + 1)))
-        return found
+        return [(end - begin, begin, max(end, begin + 1)) for begin, end in itertools.pairwise(bounds)]
 
     def rows(self, rows: int) -> tuple[int, int]:
         """Return the first row of a batch that is read, and the last one plus 1."""

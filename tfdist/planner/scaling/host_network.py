@@ -41,8 +41,6 @@ class HostNetwork:
         Each host reduces to parts, devices in equal places of all hosts reduce their part, and each host gathers the
         sums.
         """
-        if devices == 1 or not size:
-            return 0.0
         if self.inside is None:
             return self._between(size, devices)
         within = self.inside.all_reduce_seconds(size, min(devices, self.per_host))
@@ -73,7 +71,5 @@ def _tree_seconds(link: Link, size: float, members: int) -> float:
     The latency of a piece counts once for each level. Source: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms
     for full bandwidth broadcast, reduction and scan", 2009; in NCCL since 2.4.
     """
-    if members == 1:
-        return 0.0
     each = 2 / link.bytes_per_second + link.add_seconds_per_byte
     return 2 * math.ceil(math.log2(members)) * link.latency_seconds + size * each

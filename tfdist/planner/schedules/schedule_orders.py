@@ -66,7 +66,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     backwards = [Work("backward", m, c) for group in groups for c in reversed(range(chunks)) for m in group]
     total = microbatches * chunks
     each = 1 if chunks == 1 else 2
-    ahead = [min(total, each * (stages - 1 - stage) + (chunks - 1) * stages) for stage in range(stages)]
+    ahead = [each * (stages - 1 - stage) + (chunks - 1) * stages for stage in range(stages)]
     return Schedule(
         name="interleaved",
         stages=stages,
