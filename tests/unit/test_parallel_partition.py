@@ -204,6 +204,15 @@ def test_a_slower_pipeline_is_chosen_whose_fixed_time_is_shorter() -> None:
     assert found == (Stage(begin=0, end=1), Stage(begin=1, end=2))
 
 
+@pytest.mark.parametrize(("objective", "kind", "value"), [("time", 1, 2.0), ("price", 0, 6 / 3600 * 1.5)])
+def test_a_slow_step_may_be_cheap(objective: str, kind: int, value: float) -> None:
+    kinds = (DeviceKind(count=1, speed=1.0, price=1.5), DeviceKind(count=1, speed=3.0, price=7.5))
+    setting = Setting(profile=alike(2), link=FAST, kinds=kinds)
+    found = best_stages(setting, objective=objective, uses_all=False)
+    assert found == (Stage(begin=0, end=2, kind=kind),)
+    assert cost(setting, found, objective) == pytest.approx(value)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 8), (4, 4), (8, 32)])
 def test_the_bubble_of_stages_that_are_alike(schedule: str, stages: int, microbatches: int) -> None:

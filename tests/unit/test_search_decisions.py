@@ -164,6 +164,34 @@ def test_a_trial_that_always_dies_is_given_up_and_ends_nothing(name: str) -> Non
     assert history.with_status(Status.FINISHED)
 
 
+def test_asha_gives_a_slot_to_the_highest_rung() -> None:
+    history = History(slots=1)
+    for trial, until in ((0, 3), (1, 3), (2, 1), (3, 1)):
+        history.add(Start(trial, {}, 1))
+        for rung in (1, 3):
+            if rung <= until:
+                history.add(Report(trial, rung, trial / rung))
+                history.add(End(trial, "paused"))
+                if rung < until:
+                    history.add(Resume(trial, 3))
+    scheduler = Asha(sampler=sampled(0), trials=9, rungs=(1, 3, 9), eta=2)
+    assert scheduler.decide(history) == [Resume(0, 9)]
+    assert replace(scheduler, eta=1).decide(history) == [Resume(0, 9)], "although the first rung has trials to promote"
+    history.add(Resume(0, 9))
+    history.add(End(0, "finished"))
+    assert replace(scheduler, eta=1).decide(history) == [Resume(1, 9)]
+
+
+@pytest.mark.parametrize(("best", "is_behind"), [(2.5, False), (3.5, True)])
+def test_half_of_the_trials_are_before_the_median(best: float, is_behind: bool) -> None:
+    history = History(slots=6)
+    for trial, score in enumerate((1.0, 2.0, 3.0, 4.0, 5.0, best)):
+        history.add(Start(trial, {}, 9))
+        history.add(Report(trial, 1, score))
+    found = Median(sampler=sampled(0), trials=6, epochs=9).decide(history)
+    assert (Stop(5) in found) == is_behind
+
+
 def test_no_trial_with_nan_is_promoted_and_none_twice() -> None:
     _, journal = outcome("asha")
     resumed = [(one.trial, one.until) for one in journal if isinstance(one, Resume) and one.trial != 5]
