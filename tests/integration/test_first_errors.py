@@ -85,4 +85,4 @@ def test_a_strategy_of_one_process_in_a_job_of_several_is_named(forking: Forks, 
     for worker, told in (("0", 1), ("1", 0)):
         assert forking.run(str(script), worker) == 0, forking.output
         assert forking.output.count("started with 2 workers") == told
-        assert forking.output.count("started with 1 worker of 3 replicas") == 1
+        assert forking.output.count("of 3 replicas") == 1
