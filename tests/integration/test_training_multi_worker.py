@@ -393,6 +393,14 @@ def test_what_a_step_takes_from_all_workers_is_that_of_one_device(pool: WorkerPo
     require_the_step_of_one_device(pool, case)
 
 
+@under_one
+def test_a_loss_that_is_counted_by_a_metric_of_the_users_is_that_of_one_device(pool: WorkerPool) -> None:
+    for seen in call(pool, "losses_counted_apart"):
+        assert seen["said"] == []
+        for found, one in zip(seen["found"], seen["one"], strict=True):
+            assert found == pytest.approx(one, abs=1e-5)
+
+
 @under_the_ring
 @pytest.mark.parametrize("case", ["reduced", further("contrast")])
 def test_what_a_step_takes_from_a_ring_is_that_of_one_device(pool: WorkerPool, case: str) -> None:

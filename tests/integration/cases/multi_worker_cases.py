@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import refusal_fields
 import tensorflow as tf
+from hearing import heard
 
 import tfdist.strategies
 from tfdist import errors
@@ -154,6 +155,36 @@ def callbacks_that_write(folder: str) -> dict[str, Any]:
         "same": all(np.array_equal(a, b) for a, b in zip(network.get_weights(), again.get_weights(), strict=True)),
         "orbax": orbax.v1.training.Checkpointer.return_value.save_checkpointables_async.call_count,
     }
+
+
+def losses_counted_apart() -> dict[str, Any]:
+    """Train on a sum, counted by a metric in `compute_loss`, beside one device; the model lists that metric alone."""
+
+    class Sums(keras.Sequential):
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+            losses = tf.reduce_sum(tf.square(y - y_pred), axis=-1)
+            self.counted.update_state(losses, sample_weight=sample_weight)
+            return tf.reduce_sum(losses)
+
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+            return {"loss": self.counted.result()}
+
+        @property
+        def metrics(self) -> list[keras.Metric]:
+            return [self.counted]
+
+    def trained(scope: Any, **options: Any) -> tuple[list[float], list[float]]:
+        with scope:
+            keras.utils.set_random_seed(0)
+            network = Sums([keras.Input((4,)), keras.layers.Dense(1)])
+            network.counted = keras.metrics.Mean()
+            network.compile(keras.optimizers.SGD(0.001), **options)
+        history = network.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+        return weights(network), history["loss"]
+
+    with heard() as said:
+        found = trained(STRATEGY.scope())
+    return {"found": found, "one": trained(contextlib.nullcontext(), run_eagerly=True), "said": said}
 
 
 def chief_saves_alone(folder: str) -> list[str]:

@@ -209,8 +209,11 @@ class TriedStep:
         def follow(variable: Any, former: Any, value: Any) -> Any:
             return self._followed(asked, keys[id(variable)], variable, former, value, is_fed, states, changes)
 
-        # Metrics count from zero: what each replica has counted need not be added up for this.
-        counted = [variable for metric in model.metrics for variable in metric.variables]
+        # Metrics count from zero: what each replica has counted need not be added up for this. Keras' step counts the
+        # loss by its tracker, also in a model of the user's whose `metrics` does not list it.
+        trackers = (*model.metrics, keras_trainer.loss_tracker(model))
+        metrics = {id(metric): metric for metric in trackers if metric is not None}
+        counted = [variable for metric in metrics.values() for variable in metric.variables]
         given_values = [(v, tf.zeros(v.shape, v.dtype)) for v in counted]
         # For a sharded state the graph needs one tensor that represents the whole.
         given_values += [
