@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.refusals import refused
 from tests.unit.test_plan_steps import SMALL, network_of, profile_of
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.planner.scaling.job_cost import Price, cost
 from tfdist.planner.scaling.job_simulator import Scenario, simulate
 from tfdist.planner.scaling.job_steps import METHODS, Job, predict
@@ -56,6 +57,14 @@ def test_workers_wait_where_servers_are_the_limit() -> None:
     own = 2 * job.network.link.send_seconds(SMALL.parameter_bytes) + SMALL.fixed_seconds + predict(job).compute
     assert found.waited == pytest.approx(1 - own / predict(job).seconds, rel=0.01)
     assert found.worker_seconds == 4 * found.seconds
+
+
+@pytest.mark.parametrize("given", [{"failures": Failures(mtbf_seconds=900.0)}, {"interval_seconds": 60.0}])
+def test_parameter_servers_are_not_simulated_with_failures_or_saves(given: dict[str, Any]) -> None:
+    job = Job(profile=SMALL, network=network_of(), workers=2, method="parameter-server")
+    with pytest.raises(UnsupportedError) as refused:
+        simulate(job, Scenario(steps=10, **given))
+    assert refused.value.name == "failures"
 
 
 def test_a_save_comes_with_the_first_step_after_each_interval() -> None:

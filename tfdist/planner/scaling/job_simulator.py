@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tfdist import validation
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.planner.scaling.job_steps import Job, predict, travel_times
 from tfdist.planner.scaling.save_interval import Failures
 
@@ -159,6 +159,12 @@ def simulate(job: Job, scenario: Scenario) -> Simulated:
             received=scenario.least,
         )
     if job.method == "parameter-server" and job.workers > 1:
+        if scenario.failures is not None or scenario.interval_seconds < math.inf:
+            raise UnsupportedError(
+                "workers of parameter servers step by themselves, and are simulated without failures and saves. Leave "
+                "out the times between them, or take another method.",
+                name="failures",
+            )
         return _served(job, scenario)
     return _Run(job, scenario).result()
 
