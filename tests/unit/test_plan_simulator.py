@@ -62,9 +62,8 @@ def test_workers_wait_where_servers_are_the_limit() -> None:
 @pytest.mark.parametrize("given", [{"failures": Failures(mtbf_seconds=900.0)}, {"interval_seconds": 60.0}])
 def test_parameter_servers_are_not_simulated_with_failures_or_saves(given: dict[str, Any]) -> None:
     job = Job(profile=SMALL, network=network_of(), workers=2, method="parameter-server")
-    with pytest.raises(UnsupportedError) as refused:
+    with refused(UnsupportedError, name="failures"):
         simulate(job, Scenario(steps=10, **given))
-    assert refused.value.name == "failures"
 
 
 def test_a_save_comes_with_the_first_step_after_each_interval() -> None:
