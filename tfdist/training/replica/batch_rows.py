@@ -137,11 +137,11 @@ def _refusal(names: list[str], rows: list[Any]) -> UnsupportedError:
     return UnsupportedError(
         f"inputs of one batch have unlike numbers of rows: {counted}. Replicas share a batch by its rows, so every "
         "input must have one row for each example. If an example is a graph or a set, give each input one row for each "
-        "of them: a tf.RaggedTensor, or rows padded to one length. If one input has several rows for each row of another, "
-        "as unlabelled examples may, give it one more dimension: unlabelled.batch(3).batch(8) beside labelled.batch(8), "
-        "and a reshape in the step. Inputs that belong to all examples of a batch are "
-        "given whole to every replica if they are named: strategy.whole_inputs = [...]. What never changes may be in "
-        "the model, as a constant or a weight that does not train.",
+        "of them: a tf.RaggedTensor, or rows padded to one length. If one input has several rows for each row of "
+        "another, as unlabelled examples may, give it one more dimension: unlabelled.batch(3).batch(8) beside "
+        "labelled.batch(8), and reshape it in the step. Inputs that belong to all examples of a batch are given whole "
+        "to every replica if they are named: strategy.whole_inputs = [...]. What never changes may be in the model, as "
+        "a constant or a weight that does not train.",
         name=names[0],
         received=counted,
     )
