@@ -144,7 +144,7 @@ def fields_of(error: BaseException | None) -> dict[str, Any]:
 
 
 # beginnings of those lines of a TensorFlow error that say where it occurred
-_AROUND = ("Graph execution error", "Detected at ", "<stack traces", "[[")
+_AROUND = ("Graph execution error", "Detected at ", 'File "', "<stack traces", "[[")
 
 
 def cause_of(text: str) -> str:

@@ -1,9 +1,11 @@
 """Sentences about results that replicas cannot combine, each with an exact alternative."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.compat.tensorflow.steps import gradient_uses
+from tfdist.errors import cause_of
 
 #: why one worker computes every batch
 WHY = "something in its step is neither a mean over the examples of a batch nor their sum, and needs the whole batch"
@@ -185,11 +187,16 @@ def untried(model: Any, error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error says in one line; TensorFlow's begins with where it was raised."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    told = [line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node"))]
-    reason = next((line for line in told if not line.startswith(("File ", "<stack traces"))), "")
-    return reason if isinstance(error, CannotTryError) else f"{type(error).__name__}: {reason}"
+    """Return what an error says in one line; AutoGraph's begins with where it was raised, and is indented.
+
+    Example:
+        >>> _reason(ValueError('in user code:\\n\\n    File "a.py"\\n        f()\\n\\n    ValueError: It is 1.\\n'))
+        'ValueError: It is 1'
+    """
+    if isinstance(error, CannotTryError):
+        return str(error)
+    kind = f"{type(error).__name__}: "
+    return kind + cause_of(textwrap.dedent(str(error).removeprefix("in user code:"))).removeprefix(kind)
 
 
 def of_own_gradients(model: Any, values: Mapping[tuple[str, int], tuple[str, Any]]) -> dict[tuple[str, int], str]:
