@@ -242,6 +242,10 @@ def test_a_worker_that_saves_to_a_path_of_its_own_has_its_file_at_once(pool: Wor
     assert call(pool, "saves_to_paths_of_their_own", folder=str(tmp_path)) == [True, True]
 
 
+def test_workers_wait_for_a_file_that_the_chief_writes_slowly(pool: WorkerPool, tmp_path: Path) -> None:
+    assert call(pool, "waits_for_a_slow_chief", folder=str(tmp_path)) == [[True], [False]]
+
+
 def test_a_model_that_is_saved_in_an_accumulation_says_what_it_has_not(pool: WorkerPool, tmp_path: Path) -> None:
     chief, other = call(pool, "saved_in_an_accumulation", folder=str(tmp_path))
     for answer in (chief, other):

@@ -213,6 +213,30 @@ def saves_to_paths_of_their_own(folder: str) -> bool:
     return all(same)
 
 
+def waits_for_a_slow_chief(folder: str) -> list[bool]:
+    """Save a file that the chief writes for as long as others wait for it to begin; return which workers wrote."""
+    network, wrote, write = model(), [False], chief_saving._write_whole
+    network.fit(X, Y, verbose=0)
+    notes = network.save.args[1].notes
+    wait = notes.wait_for_note
+
+    def write_slowly(*args: Any) -> None:
+        wrote[0] = True
+        assert RANK or wait("test/waits-for-the-end", 60) is not None
+        write(*args)
+
+    def wait_and_tell(key: str, seconds: float) -> str | None:
+        if seconds > chief_saving._PATIENCE_SECONDS:
+            notes.leave_note("test/waits-for-the-end", "")
+        return wait(key, seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chief_saving, "_write_whole", write_slowly)
+        patch.setattr(notes, "wait_for_note", wait_and_tell, raising=False)
+        network.save(f"{folder}/slow.keras")
+    return wrote
+
+
 def saved_in_an_accumulation(folder: str) -> dict[str, Any]:
     """Save after one micro-batch of two, and after both; return what was said, and the sums saved and loaded."""
     said: list[str] = []
