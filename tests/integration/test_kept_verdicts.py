@@ -79,6 +79,7 @@ if ME == 0:
 tell(os.environ["RESULT"] + str(ME), json.dumps(found))
 """
 SUM = ("return tf.reduce_mean(values)", "return tf.reduce_sum(values)")
+FUNCTION = ("    def train_step", "    @tf.function\n    def train_step")
 LIMITED = ("# LIMITED ", "")
 MASKED = (
     "return tf.reduce_mean(values)",
@@ -133,12 +134,12 @@ def test_a_second_start_tries_nothing_and_has_the_same_numbers(start: Start) -> 
 
 
 def test_changed_code_is_tried_again_and_right(start: Start) -> None:
-    (before,) = start()
-    (after,) = start(SUM)
+    (before,) = start(FUNCTION)
+    (after,) = start(FUNCTION, SUM)
     assert after["tries"] > 0
     assert after["ours"] != before["ours"]
     assert_right(after)
-    assert start(SUM)[0]["tries"] == start()[0]["tries"] == 0, "both versions are kept"
+    assert start(FUNCTION, SUM)[0]["tries"] == start(FUNCTION)[0]["tries"] == 0, "both versions are kept"
 
 
 def test_a_warning_is_said_at_each_start(start: Start) -> None:

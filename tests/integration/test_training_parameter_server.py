@@ -227,7 +227,7 @@ def test_batches_of_a_group_that_dies_are_computed_by_others(pool: WorkerPool) -
 )
 def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, dense: bool, saves: bool) -> None:
     seen = call(pool, "partitioned", optimizer=optimizer, dense=dense, saves=saves)
-    assert seen["exported"] == (0.0 if saves else None)
+    assert seen["exported"] < 1e-6
     assert seen["difference"] < 1e-5
     assert seen["logs"] == ["loss", *(["loss_scale", "skipped_steps"] if optimizer == "distributed" else [])]
     assert len(seen["loaded"]) == (2 if saves else 0)

@@ -4,9 +4,13 @@ A record ends with its object, as the object's graph does, and no other value is
 of its own are set where they are made.
 """
 
+import functools
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+
+import tensorflow as tf
 
 _NAME = "_tfdist"
 
@@ -44,6 +48,19 @@ class IteratorState:
 
     entered: Any = None
     batches: int = 0
+
+
+def in_place_of(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that an object gets in the place of a method; AutoGraph leaves it as it is if it left that.
+
+    AutoGraph converts a `train_step` that is a `tf.function`, and what it calls, but nothing of Keras. To convert what
+    an update calls would take seconds.
+    """
+    if not method.__module__.startswith(("keras.src.", "tfdist.")):
+        return function
+    if isinstance(function, functools.partial):
+        return functools.partial(in_place_of(method, function.func), *function.args, **function.keywords)
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def of_model(model: Any) -> ModelState:

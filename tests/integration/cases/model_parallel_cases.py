@@ -29,7 +29,7 @@ from tests.integration.cases.model_parallel_models import (
     sequence,
 )
 from tests.integration.cases.optimizers_of_ones_own import OwnApply, OwnPairs
-from tests.integration.cases.resuming import Interrupt, far
+from tests.integration.cases.resuming import Interrupt, far, far_when_served
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
@@ -189,15 +189,12 @@ def saved(mesh: str, folder: str) -> dict[str, Any]:
         both["weights"], _ = made("mlp")
         both["weights"].set_weights([0 * weight for weight in model.get_weights()])
         both["weights"].load_weights(f"{folder}/own.weights.h5")
-    with strategy(mesh).scope():  # a copy on one device does not belong to it
-        model.export(f"{folder}/exported")
-    served = keras.layers.TFSMLayer(f"{folder}/exported", call_endpoint="serve")
     wanted = model.get_weights()
     slots = [np.asarray(variable) for variable in model.optimizer.variables]
     return {
         "far": {name: far(wanted, one.get_weights()) for name, one in both.items()},
         "slots": far(slots, [np.asarray(variable) for variable in both["one device"].optimizer.variables]),
-        "export": far([np.asarray(served(x[:3]))], [np.asarray(both["one device"](x[:3]))]),
+        "exported": far_when_served(model, f"{folder}/exported", x[:3], strategy(mesh).scope()),
         "files": sorted(os.listdir(folder)),
     }
 

@@ -18,6 +18,7 @@ import refusal_fields
 import tensorflow as tf
 
 from tests.integration.cases.optimizers_of_ones_own import Unseeded
+from tests.integration.cases.resuming import far, far_when_served
 from tfdist import errors
 from tfdist.federated import App, FedAvg
 from tfdist.optimizers import LARS, DistributedOptimizer
@@ -285,9 +286,6 @@ def partitioned(optimizer: str, dense: bool, saves: bool) -> dict[str, Any]:
         loaded = [keras.models.load_model(path)]
         with made.scope():
             loaded.append(keras.models.load_model(path))
-            model.export(folder := os.path.join(os.environ["TMPDIR"], optimizer))
-        served = keras.layers.TFSMLayer(folder, call_endpoint="serve")(x[:3].astype(np.float32))
-        exported = float(np.abs(served - loaded[0](x[:3])).max())
     for one in loaded:
         one.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
     model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
@@ -299,14 +297,13 @@ def partitioned(optimizer: str, dense: bool, saves: bool) -> dict[str, Any]:
         "servers": sorted({piece.server for piece in pieces if piece.parts > 1}),
         "in parts": len([piece for piece in pieces if piece.parts == 2]),
         "table": made.placement_table(),
-        "exported": exported if saves else None,
+        "exported": far_when_served(model, os.path.join(os.environ["TMPDIR"], optimizer), x[:3]) if saves else 0.0,
     }
 
 
 def _difference(one: keras.Model, other: keras.Model, after: Any = None) -> float:
     del after
-    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
-    return max(float(np.abs(mine - theirs).max()) for mine, theirs in pairs)
+    return far(one.get_weights(), other.get_weights())
 
 
 def rows_travel_alone() -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Helpers of cases with interrupted trainings: the interruption, and the distance of two lists of arrays."""
+"""Helpers of cases with interrupted and saved trainings: the interruption, and distances between arrays."""
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,3 +37,11 @@ class Killed(keras.callbacks.Callback):
 def far(ones: list[np.ndarray], others: list[np.ndarray]) -> float:
     """Return the largest difference of two elements."""
     return max(float(np.max(np.abs(one - other))) for one, other in zip(ones, others, strict=True))
+
+
+def far_when_served(model: keras.Model, folder: str, x: np.ndarray, within: Any = None) -> float:
+    """Export a model, in a scope, and return how far an exported model's answers are from the model's predictions."""
+    with within or contextlib.nullcontext():
+        model.export(folder)
+    answers = keras.layers.TFSMLayer(folder, "serve")(x.astype(np.float32))
+    return far([np.asarray(answers)], [model.predict(x, verbose=0)])

@@ -36,6 +36,7 @@ from keras.optimizers import (
     RMSprop,
 )
 
+from tfdist.compat import planted
 from tfdist.compat.keras import called_updates, fused_updates, keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
@@ -125,11 +126,11 @@ def override(
     """
     own = vars(optimizer)
     if apply_pairs is not None and type(optimizer).apply_gradients is not Optimizer.apply_gradients:
-        own["apply_gradients"] = apply_pairs
+        own["apply_gradients"] = planted.in_place_of(type(optimizer).apply_gradients, apply_pairs)
     if apply is not None:
-        own["apply"] = apply
+        own["apply"] = planted.in_place_of(type(optimizer).apply, apply)
     if scale_loss is not None:
-        own["scale_loss"] = scale_loss
+        own["scale_loss"] = planted.in_place_of(type(optimizer).scale_loss, scale_loss)
     own["_all_reduce_sum_gradients"] = list
     # one that updates parts of variables has its own
     own.setdefault("_overwrite_model_variables_with_average_value", lambda variables: _overwrite(optimizer, variables))

@@ -20,6 +20,7 @@ import tfdist
 from tfdist.compat import dry_run
 from tfdist.compat.keras import keras_trainer
 from tfdist.compat.keras.symbolic import graphs
+from tfdist.compat.tensorflow.steps import traced_call
 from tfdist.training.checks.code_fingerprint import Digest, OpaqueError, attributes_of, digest_of, is_of_library
 from tfdist.training.epoch import flat
 
@@ -79,7 +80,7 @@ def _describe(value: Any, digest: Digest) -> bool:
         digest.mark("history")
     elif isinstance(value, tf.types.experimental.PolymorphicFunction):
         digest.mark("function", repr(getattr(value, "input_signature", None)))
-        digest.write(value.python_function)
+        digest.write(traced_call.written_by_user(value))
     elif isinstance(value, _DESCRIBED):
         _write_object(value, digest)
     elif isinstance(value, _CONFIGURED):

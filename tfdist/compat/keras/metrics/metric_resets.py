@@ -38,7 +38,7 @@ def first_values_kept(model: keras.Model) -> Iterator[None]:
         _end_first_values(metrics)
         kind.update_state(metrics, *values, **named)
 
-    own.update(reset_state=reset_state, update_state=update_state)
+    own.update(reset_state=reset_state, update_state=planted.in_place_of(kind.update_state, update_state))
 
 
 def _end_first_values(metrics: keras.Metric | None) -> None:

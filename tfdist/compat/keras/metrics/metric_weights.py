@@ -31,7 +31,8 @@ def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
     }
     update = updates.get(type(metric).update_state)
     if update is not None:
-        vars(metric).setdefault("update_state", functools.partial(update, metric, weigh))
+        weighing = functools.partial(update, metric, weigh)
+        vars(metric).setdefault("update_state", planted.in_place_of(type(metric).update_state, weighing))
 
 
 def ignore_weights(metric: keras.Metric) -> None:
@@ -40,7 +41,11 @@ def ignore_weights(metric: keras.Metric) -> None:
     if not state.ignores_weights:
         state.ignores_weights = True
         update = own.get("update_state", functools.partial(type(metric).update_state, metric))
-        own["update_state"] = lambda values, sample_weight=None: update(values)
+
+        def unweighted(values: Any, sample_weight: Any = None) -> None:
+            update(values)
+
+        own["update_state"] = planted.in_place_of(type(metric).update_state, unweighted)
 
 
 def scale_weights(metric: keras.Metric, factor: Callable[[], tf.Tensor | None]) -> None:
@@ -55,12 +60,12 @@ def scale_weights(metric: keras.Metric, factor: Callable[[], tf.Tensor | None]) 
             weight = sample_weight if by is None else tf.cast(sample_weight, by.dtype) * by
             update(values, sample_weight=weight)
 
-        own["update_state"] = scaled
+        own["update_state"] = planted.in_place_of(type(metric).update_state, scaled)
 
 
 def override_result(metric: keras.Metric, result: Callable[[keras.Metric], Any]) -> None:
     """Let one metric object give ``result(metric)`` as its result, once."""
-    vars(metric).setdefault("result", functools.partial(result, metric))
+    vars(metric).setdefault("result", planted.in_place_of(type(metric).result, functools.partial(result, metric)))
 
 
 def is_unknown(metric: keras.Metric) -> bool:

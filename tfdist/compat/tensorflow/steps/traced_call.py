@@ -3,12 +3,14 @@
 `tf.function` binds and compares its arguments at each call, which takes as long as the computation of a short step. The
 tensors of a layout always match.
 
-Private names, read in TensorFlow 2.21.0: `ConcreteFunction._call_flat`, the call that follows the matching.
+Private names, read in TensorFlow 2.21.0: `ConcreteFunction._call_flat`, the call that follows the matching;
+`TfMethodTarget.target`, the object to which a method that is a `tf.function` belongs.
 """
 
 import contextlib
 import functools
 import gc
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +39,14 @@ class TracedCall:
     def __call__(self, *tensors: Any) -> Any:
         """Call the function like any `tf.function`."""
         return self._function(*tensors)
+
+
+def written_by_user(function: Any) -> Callable[..., Any]:
+    """Return the Python function or bound method that the user has decorated with `tf.function`."""
+    python = function.python_function
+    method = getattr(python, "__wrapped__", python)
+    owner = getattr(getattr(method, "__self__", None), "target", None)
+    return python if owner is None else types.MethodType(method.__func__, owner)
 
 
 @contextlib.contextmanager
