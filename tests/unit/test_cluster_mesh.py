@@ -129,6 +129,8 @@ def test_what_a_user_may_give() -> None:
         mesh.of(4)
     with pytest.raises(ConfigError):
         mesh.of({})
+    with pytest.raises(ConfigTypeError):
+        mesh.of({"batch": 2.5})
 
 
 def test_groups_of_a_large_mesh_are_made_once_each(monkeypatch: pytest.MonkeyPatch) -> None:

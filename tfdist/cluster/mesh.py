@@ -56,7 +56,10 @@ class Mesh:
         """Return the mesh of these names and sizes."""
         if len(names) != len(shape):
             raise ConfigError(f"the mesh has the names {list(names)} and the sizes {list(shape)}; give one for each.")
-        return cls(tuple((name, int(size)) for name, size in zip(names, shape, strict=True)))
+        sizes = [
+            validation.integer(f"the size of the axis {name!r}", size) for name, size in zip(names, shape, strict=True)
+        ]
+        return cls(tuple(zip(names, sizes, strict=True)))
 
     @classmethod
     def parse(cls, text: str, *, name: str = "mesh") -> "Mesh":
