@@ -3,10 +3,10 @@
 #
 # Versions: Keras 3.15.1, TensorFlow 2.21.0, orbax-checkpoint 0.12.8, JAX 0.10.2, Python 3.11.
 # Behaviour: `OrbaxCheckpoint` saves variables by their paths, and loading assigns those whose path the model has; all
-# others are skipped. `fit` names the kernel of a Sequential model sequential/dense/kernel, `load_model` dense/kernel. So
-# the iterations of the optimizer come back, but no weight and no slot. `load_weights` skips as well: a second model of
-# the same code in one process has dense_1 where the first one has dense, so it keeps its random weights, Sequential or
-# not. Training goes on from there, and saves the result over the good checkpoint. Compare a weight after loading. A
+# others are skipped. `fit` names the kernel of a Sequential model sequential/dense/kernel, `load_model` dense/kernel.
+# So the iterations of the optimizer come back, but no weight and no slot. `load_weights` skips as well: a second model
+# of the same code in one process has dense_1 where the first one has dense, so it keeps its random weights, Sequential
+# or not. Training goes on from there, and saves the result over the good checkpoint. Compare a weight after loading. A
 # functional model is loaded right by `load_model`; `.keras` and `.weights.h5` files load both kinds right.
 # Output seen: loss of the trained model 0.00, by load_model from Orbax 7.05 after 320 iterations, from .keras 0.00
 # functional: by load_model from Orbax 0.00, by load_weights into a second model 4.51, from .weights.h5 0.00
@@ -60,8 +60,8 @@ trained = saved(sequential(), "sequential")
 orbax = keras.saving.load_model(os.path.abspath("sequential"))
 steps = int(orbax.optimizer.iterations.numpy())
 lost, right = loss(orbax), loss(keras.saving.load_model("sequential.keras"))
-print(f"loss of the trained model {trained:.2f}, by load_model from Orbax {lost:.2f} after {steps} iterations,", end=" ")
-print(f"from .keras {right:.2f}")
+print(f"loss of the trained model {trained:.2f}, by load_model from Orbax {lost:.2f} ", end="")
+print(f"after {steps} iterations, from .keras {right:.2f}")
 assert trained < 0.01 and right < 0.01 and lost > 0.5 and steps == 320, "the behaviour has changed"
 
 saved(functional(), "functional")
