@@ -293,6 +293,7 @@ def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerP
         ("eager", ("UnsupportedError", "run_eagerly", "True")),
         ("jit", ("UnsupportedError", "jit_compile", "True")),
         ("one number", ("UnsupportedError", ..., ..., "loss_reduction")),
+        ("no loss", ("ConfigError", ...)),
         ("rows and columns", ("UnsupportedError", "Adafactor", ...)),
         ("own apply", ("UnsupportedError", "OwnApply", "apply")),
         ("own pairs", ("UnsupportedError", "OwnPairs", "apply_gradients")),

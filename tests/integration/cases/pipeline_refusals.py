@@ -171,6 +171,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "own step": _fit(lambda: OwnStep([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dense(2)])),
     "eager": _fit(_small, run_eagerly=True),
     "jit": _fit(_small, jit_compile=True),
+    "no loss": _fit(_small, loss=None),
     "one number": _fit(_small, loss=lambda y, p: tf.reduce_mean((y - p) ** 2)),
     "rows and columns": _fit(_small, optimizer=keras.optimizers.Adafactor),
     "own apply": _fit(_small, optimizer=OwnApply),

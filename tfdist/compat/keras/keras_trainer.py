@@ -466,7 +466,14 @@ def input_of(epoch_iterator: Any) -> Any:
     return epoch_iterator._distributed_dataset
 
 
+def has_compiled_loss(model: keras.Model) -> bool:
+    return model._compile_loss is not None
+
+
 def compiled_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Return the loss that was given to `compile`, or zero if none was, as where a layer adds the only loss."""
+    if not has_compiled_loss(model):
+        return tf.zeros([], keras.backend.floatx())
     return model._compile_loss(y, y_pred, sample_weight)
 
 

@@ -17,7 +17,7 @@ from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
-from tfdist.errors import UnsupportedError
+from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.reduction import reducer, replica_sums
 from tfdist.parallel.pipeline import micro_batch_updates as updates
 from tfdist.parallel.pipeline import stage_run, whole_batches
@@ -171,7 +171,7 @@ class StageStep:
     def predict(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the model's results on every stage."""
         most = 1 if self._compares_rows() else None
-        microbatches = self._microbatches(data, global_rows, training=False, most=most)
+        microbatches = self._microbatches(data, global_rows, training=False, most=most, has_loss=False)
         with stage_run.local(self._model):
             found = self._run("predict", microbatches, training=False).predict(
                 self._forwards(len(microbatches)), with_loss=False
@@ -219,7 +219,14 @@ class StageStep:
         )
 
     def _microbatches(
-        self, data: Any, global_rows: int, *, training: bool, most: int | None = None, each_alone: bool = False
+        self,
+        data: Any,
+        global_rows: int,
+        *,
+        training: bool,
+        most: int | None = None,
+        each_alone: bool = False,
+        has_loss: bool = True,
     ) -> list[MicroBatch]:
         """Cut this replica's batch into micro-batches; a replica without examples computes with a copy of one."""
         replica_step.adapt(self._model, self._unseeded)
@@ -246,7 +253,9 @@ class StageStep:
                 end,
                 data=data,
                 division=self._division,
-                begin_step=functools.partial(self._micro_step, None if each_alone else global_rows, count == 1),
+                begin_step=functools.partial(
+                    self._micro_step, None if each_alone else global_rows, count == 1, has_loss
+                ),
                 index=self._pipe.replica * self._pipe.microbatches + number,
                 global_rows=global_rows,
                 counts=rows > 0,
@@ -256,11 +265,13 @@ class StageStep:
             made.append(one)
         return made
 
-    def _micro_step(self, global_rows: int | None, is_alone: bool, rows: int, index: tf.Tensor) -> MicroStep:
+    def _micro_step(
+        self, global_rows: int | None, is_alone: bool, has_loss: bool, rows: int, index: tf.Tensor
+    ) -> MicroStep:
         return MicroStep(
             what=self._model.name,
             is_alone=is_alone or global_rows is None,
-            loss_reduction=self._loss_reduction,
+            loss_reduction=self._loss_reduction if has_loss else "mean",  # no prediction depends on losses
             rows=tf.constant(rows),
             global_rows=tf.constant(rows if global_rows is None else global_rows),
             weighs_loss=True,
@@ -297,8 +308,8 @@ class StageStep:
             there = [
                 id(weight) in found.gradients and found.gradients[id(weight)].result() is not None for weight in trained
             ]
-            adds = found.added is not None or any(weight.regularizer is not None for weight in trained)
-            mine = [*map(int, there), *(found.draws.get(id(one), 0) for one in generators), int(adds)]
+            adding = found.added is not None or any(weight.regularizer is not None for weight in trained)
+            mine = [*map(int, there), *(found.draws.get(id(one), 0) for one in generators), int(adding)]
         finally:  # the others ask, whatever has happened here
             with tf.init_scope():
                 seen = self._pipe.workers.gather([*mine, int(found is None)])
@@ -309,10 +320,16 @@ class StageStep:
             )
         alike = self._pipe.replicas * self._pipe.copies  # processes of a stage draw alike
         drawn = seen[:, len(trained) : -2].sum(axis=0) // alike
+        adds = bool(seen[:, -2].any())
+        if not adds and not keras_trainer.has_compiled_loss(self._model):
+            raise ConfigError(
+                f"the model {self._model.name!r} has no loss. Pass one to compile(loss=...), or let a layer add one.",
+                name=self._model.name,
+            )
         return found, Told(
             has_gradient=[bool(column.any()) for column in seen[:, : len(trained)].T],
             draws=drawn.tolist(),
-            adds=bool(seen[:, -2].any()),
+            adds=adds,
         )
 
     def _generators(self) -> list[Any]:
