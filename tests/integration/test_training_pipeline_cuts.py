@@ -55,6 +55,11 @@ def test_gradients_go_back_through_complex_values(devices: WorkerPool) -> None:
     assert cut(devices, "spectra", stages=2, schedule="1f1b", first=2) == {"2": {}}
 
 
+def test_gradients_of_an_added_loss_go_back_through_a_loop(devices: WorkerPool) -> None:
+    found = cut(devices, "looping", stages=2, schedule="1f1b", evaluates=True)
+    assert found == {place: {} for place in ("1", "2")}
+
+
 def test_a_gradient_that_a_later_part_stops_is_none_and_no_zeros(devices: WorkerPool) -> None:
     assert cut(devices, "stopped", stages=2, schedule="1f1b") == {"1": {}, "2": {}}
 

@@ -147,6 +147,21 @@ def stopped() -> keras.Model:
     return model
 
 
+class Adding(layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+def looping() -> keras.Model:
+    """A loop over the values of another part, and no loss but the one that a layer adds."""
+    inputs = keras.Input((6,))
+    x = Open(lambda values: tf.map_fn(tf.tanh, values))(layers.Dense(2)(inputs))
+    model = keras.Model(inputs, Adding()(x))
+    model.compile(keras.optimizers.SGD(0.05))
+    return model
+
+
 class Always(layers.Dropout):
     """Draws in evaluations and predictions, too: numbers of its own, and those that all layers share."""
 
@@ -209,6 +224,7 @@ def masked_within() -> keras.Model:
 
 MODELS: dict[str, tuple[Callable[[], keras.Model], Any, Any]] = {
     "heads": (heads, X, [np.arange(ROWS), np.arange(ROWS)[:, None] % 2, np.eye(3)[np.arange(ROWS) % 3], Y]),
+    "looping": (looping, X, Y),
     "masked": (masked, IDS, [SERIES] * 3),
     "noisy": (noisy, X, Y),
     "noted": (noted, X, Y),

@@ -288,7 +288,8 @@ def _differentiated(ends: Iterable[Any]) -> set[str]:
     left = [one for one in ends if tf.is_symbolic_tensor(one) and isinstance(one, tf.Tensor)]
     while left:
         one = left.pop()
-        if has_fractions(one.dtype) and one.name not in found:
+        # a loop, as in a recurrent layer, takes its input as a list of tensors, which is a variant
+        if (has_fractions(one.dtype) or one.dtype == tf.variant) and one.name not in found:
             found.add(one.name)
             left += [] if one.op.type in ("StopGradient", "PreventGradient") else one.op.inputs
     return found
