@@ -118,6 +118,8 @@ def test_auto_goes_by_columns_then_by_rows_by_heads_words_and_filters() -> None:
     assert copied == {path: layout for (path, _), layout in proposed.items() if any(layout)}
     assert _copied(one.proposal(["up/kernel", "another/model"])) == {"up/kernel": (None, "model")}
     assert of({".*": ("row",)}).proposal([]) is None
+    assert "TFDIST_LAYOUTS" in (of(None).proposal([]) or "")
+    assert Layouts(Mesh.parse("batch=3,model=1"), None, batch="batch").proposal([]) is None
     assert "batch=1,model=2" in (Layouts(Mesh.parse("model=2"), "auto", batch="model").proposal([]) or "")
     assert Layouts(Mesh.parse("batch=3,model=1"), "auto", batch="batch").of("w", (6, 6)) == (None, None)
 

@@ -95,9 +95,15 @@ class Layouts:
         return self._proposed.of(path, shape) if named else self._proposed.whole(shape)
 
     def proposal(self, paths: Iterable[str]) -> str | None:
-        """Format the proposals of "auto" as a dictionary to copy into a script; None without "auto"."""
+        """Format the proposals of "auto" as a dictionary to copy into a script; None if there is nothing to tell."""
         if not self._is_auto:
-            return None
+            if self.given or self.outputs.given or self.mesh.size_of(self._batch) == self.mesh.size:
+                return None
+            return (
+                f"layout_map={{}}, which divides no weight: every device of {self.mesh} has all of them, and those that "
+                f"differ along other axes than {self._batch!r} repeat each other's work. layout_map='auto', or "
+                "TFDIST_LAYOUTS=auto, divides weights"
+            )
         proposed = ((path, self._proposals.get(path, ())) for path in paths)
         cut = [f"    {path!r}: {layout}," for path, layout in proposed if any(layout)]
         cut += [f"    {pattern!r}: {layout}," for pattern, layout in self.outputs.given.items()]
