@@ -308,7 +308,6 @@ def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerP
         ("mask", ("UnsupportedError", "the layer 'mine' (Block)")),
         ("unlike rows", ("UnsupportedError", "x/edges", ...)),
         ("sizes", ("UnsupportedError", "the layer 'sizes' (Sizes)")),
-        ("own weight", ("UnsupportedError", ...)),
         ("engine", ("UnsupportedError", "collectives", "tensorflow")),
         ("mesh", ("ConfigError", "stages", "3")),
         ("more places", ("ConfigError", "mesh", "data=2,pipeline=2")),
@@ -324,3 +323,8 @@ def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerP
 def test_what_cannot_be_is_refused(two: WorkerPool, kind: str, expected: tuple[Any, ...]) -> None:
     reports = call(two, "refused", of="pipeline_refusals", kind=kind, mesh="data=1,pipeline=2")
     assert any(refusal_fields.are(report, *expected) for report in reports), reports
+
+
+def test_every_stage_says_why_one_of_them_cannot_compute_a_step(two: WorkerPool) -> None:
+    reports = call(two, "refused", of="pipeline_refusals", kind="own weight", mesh="data=1,pipeline=2")
+    assert all("SpectralNormalization" in report[-1] for report in reports), reports

@@ -17,7 +17,7 @@ from tfdist.compat.keras.metrics import metric_weights
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
-from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.errors import ConfigError, UnsupportedError, cause_of
 from tfdist.gradients.reduction import reducer, replica_sums
 from tfdist.parallel.pipeline import micro_batch_updates as updates
 from tfdist.parallel.pipeline import stage_run, whole_batches
@@ -29,6 +29,9 @@ from tfdist.parallel.pipeline.stage_run import Found
 from tfdist.planner.schedules.schedule_table import Schedule, Work
 from tfdist.planner.schedules.schedule_timeline import in_one_order
 from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step
+
+#: of the cause of an error, as other stages tell it
+_MOST_BYTES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +305,7 @@ class StageStep:
         """Trace a stage's passes; return their results here, and the facts that all stages must know."""
         generators, trained = self._generators(), self._model.trainable_weights
         reducer.require_gradients(trained, "a pipeline adds up the gradients of micro-batches")
-        mine, found = [0] * (len(trained) + len(generators) + 1), None
+        mine, found, problem = [0] * (len(trained) + len(generators) + 1), None, ""
         try:
             found = passes()
             there = [
@@ -310,14 +313,18 @@ class StageStep:
             ]
             adding = found.added is not None or any(weight.regularizer is not None for weight in trained)
             mine = [*map(int, there), *(found.draws.get(id(one), 0) for one in generators), int(adding)]
+        except Exception as error:
+            problem = f"{type(error).__name__}: {cause_of(str(error))}"
+            raise
         finally:  # the others ask, whatever has happened here
             with tf.init_scope():
                 seen = self._pipe.workers.gather([*mine, int(found is None)])
+                if seen[:, -1].any():
+                    told = self._pipe.workers.gather(list(problem.encode()[:_MOST_BYTES].ljust(_MOST_BYTES)))
         if seen[:, -1].any():
-            failed = [str(worker) for worker, row in enumerate(seen) if row[-1]]
-            raise UnsupportedError(
-                f"this step cannot be computed on the stage of worker {', '.join(failed)}; the error there says why."
-            )
+            failed = next(worker for worker, row in enumerate(seen) if row[-1])
+            why = bytes(told[failed].astype("uint8")).decode(errors="replace").strip()
+            raise UnsupportedError(f"worker {failed}, whose stage this step needs, cannot compute it: {why}.")
         alike = self._pipe.replicas * self._pipe.copies  # processes of a stage draw alike
         drawn = seen[:, len(trained) : -2].sum(axis=0) // alike
         adds = bool(seen[:, -2].any())
