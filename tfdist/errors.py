@@ -143,12 +143,21 @@ def fields_of(error: BaseException | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, ())}
 
 
-# beginnings of those lines of a TensorFlow error that say where it occurred
-_AROUND = ("Graph execution error", "Detected at ", 'File "', "<stack traces", "[[")
+# beginnings of those lines of an error of TensorFlow or Keras that say where it occurred
+_AROUND = (
+    "Graph execution error",
+    "Detected at ",
+    'File "',
+    "<stack traces",
+    "[[",
+    "Exception encountered when calling",
+)
+# around the message of an error that Keras has caught in a layer
+_BOLD = ("\x1b[1m", "\x1b[0m")
 
 
 def cause_of(text: str) -> str:
-    """Return the line of a TensorFlow error that states the cause.
+    """Return the line of an error of TensorFlow or Keras that states the cause.
 
     If a graph has failed, this line comes after the place in the code.
 
@@ -158,9 +167,13 @@ def cause_of(text: str) -> str:
     Example:
         >>> cause_of("Graph execution error:\\n\\nDetected at node f\\n  File f.py\\nNaN found.\\n\\t [[{{node f}}]]")
         'NaN found'
+        >>> cause_of("Exception encountered when calling Mine.call().\\n\\n\\x1b[1mNaN found.\\x1b[0m")
+        'NaN found'
         >>> cause_of("")
         'nothing'
     """
+    for mark in _BOLD:
+        text = text.replace(mark, "")
     lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
     said = next((line for line in lines if not line.startswith(_AROUND)), "nothing")
     return said.split(" [[")[0].split(" [Op:")[0].strip().rstrip(".")

@@ -13,6 +13,7 @@ from tfdist.processes.worker_failure import (
     Record,
     format_report,
     how_it_ended,
+    in_short,
     own_failures,
     read_record,
     when_it_ended,
@@ -101,6 +102,12 @@ def test_the_report() -> None:
     assert not absent(first, "worker 1 of 2", "2.0 s", "exit code 1")
     assert trace == ["  " + line for line in TRACE.format("boom").splitlines()]
     assert not absent(later, "2.0 s", "worker 0", "SIGABRT", "signal 6")
+
+
+def test_a_failure_in_short_states_the_cause_and_not_the_layer_in_which_it_was_met() -> None:
+    caught = "Exception encountered when calling Mine.call().\n\n\x1b[1mno such row.\x1b[0m\n\nArguments received"
+    assert in_short(failure(1, 7.0, error=caught)) == "ValueError: no such row"
+    assert in_short(failure(1, 7.0, error="  indented\n  too")) == "ValueError: indented"
 
 
 def test_the_report_of_a_single_worker_does_not_repeat_the_traceback() -> None:

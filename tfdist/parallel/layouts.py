@@ -100,7 +100,7 @@ class Layouts:
             if self.given or self.outputs.given or self.mesh.size_of(self._batch) == self.mesh.size:
                 return None
             return (
-                f"layout_map={{}}, which divides no weight: every device of {self.mesh} has all of them, and those that "
+                f"layout_map={{}}, which divides no weight: each device of {self.mesh} has all of them, and those that "
                 f"differ along other axes than {self._batch!r} repeat each other's work. layout_map='auto', or "
                 "TFDIST_LAYOUTS=auto, divides weights"
             )

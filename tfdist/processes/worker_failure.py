@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.errors import cause_of
+
 HOST_LOST = "HostLostError"  # the type in the record of a worker with a lost host
 SEEN_LATE_SECONDS = 1.0  # by which a death may be seen after the failures that follow from it
 
@@ -191,8 +193,9 @@ def in_short(failure: Failure) -> str:
     """Return a worker's failure as one line."""
     if failure.record is None:
         return how_it_ended(failure.returncode)
-    first_line = failure.record.message.strip().partition("\n")[0]
-    return textwrap.shorten(f"{failure.record.type}: {first_line}", 160, placeholder=" ...")
+    message = textwrap.dedent(failure.record.message)
+    said = cause_of(message) if message.strip() else ""
+    return textwrap.shorten(f"{failure.record.type}: {said}", 160, placeholder=" ...")
 
 
 def _advice(returncode: int) -> str:
