@@ -48,6 +48,8 @@ def test_what_every_replica_has_by_itself(forking: Forks, tmp_path: Path, case: 
     assert forking.run(REPLICA_CASES, case, str(tmp_path)) == 0, forking.output[-3000:]
 
 
-@pytest.mark.parametrize("case", ["training", "validation", "ends_within_an_epoch", "another_fit", "another_batch"])
+@pytest.mark.parametrize(
+    "case", ["training", "validation", "shown", "ends_within_an_epoch", "another_fit", "another_batch"]
+)
 def test_an_input_with_a_state_goes_on_as_it_was(forking: Forks, tmp_path: Path, case: str) -> None:
     assert forking.run(INPUTS, case, str(tmp_path)) == 0, forking.output[-3000:]

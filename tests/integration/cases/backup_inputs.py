@@ -1,5 +1,7 @@
 """Inputs with a state of their own; each function asserts that they go on as they were. backup_inputs.py NAME FOLDER"""
 
+import contextlib
+import io
 import sys
 from pathlib import Path
 
@@ -122,6 +124,25 @@ def validation(folder):
     write({"x": X, "y": Y}, folder / "data", processes=1)
     for name, made in VALIDATIONS.items():
         goes_on(folder / name, lambda: {"x": X, "y": Y, "batch_size": 4}, lambda made=made: made(folder))
+
+
+def shown(folder):
+    """All epochs are shown where the first one has no steps left, of an input whose length is unknown."""
+
+    def shown_by(*callbacks):
+        backup = BackupAndRestore(folder / "b", save_freq=1, asynchronous=False)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            data = rows().batch(BATCH).filter(lambda x, y: True)
+            begun().fit(data, validation_data=(X, Y), epochs=2, verbose=2, callbacks=[backup, *callbacks])
+        return printed.getvalue()
+
+    class Ends(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shown_by(Ends())
+    assert shown_by().count(f"{STEPS}/{STEPS} ") == 2
 
 
 def ends_within_an_epoch(folder):

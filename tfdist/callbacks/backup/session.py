@@ -216,7 +216,7 @@ class BackupSession(keras.callbacks.Callback):
         if state["step"]:
             metric_resets.note_restored(self.model)
             self._undo = keras_epochs.logs_where_no_step_ran(
-                self.model, state["logs"], are_metrics=are_metrics and local is None
+                self.model, self._fit, state["step"], state["logs"], are_metrics=are_metrics and local is None
             )
 
     def settle(self) -> None:

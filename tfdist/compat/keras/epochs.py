@@ -161,14 +161,21 @@ def onward(iterator: Any, first: int, batches: Iterator[Any]) -> Iterator[Any]:
     iterator.data_adapter.on_epoch_end()
 
 
-def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metrics: bool) -> Callable[[], None]:
-    """Let an epoch in which no step is left have the logs of the last step that was done; return what undoes that."""
+def logs_where_no_step_ran(
+    model: keras.Model, fit: Fit, step: int, logs: dict[str, Any], *, are_metrics: bool
+) -> Callable[[], None]:
+    """Let an epoch in which no step is left have the logs of its last step; return what undoes that."""
     own = vars(model)
     before = own.get("_get_metrics_result_or_logs")
     otherwise = before or type(model)._get_metrics_result_or_logs.__get__(model)
 
     def found(given: dict[str, Any]) -> dict[str, Any]:
-        return otherwise(given) if given else logs if are_metrics else otherwise(logs)
+        if given:
+            return otherwise(given)
+        for one in fit.callbacks.callbacks:
+            if isinstance(one, keras.callbacks.ProgbarLogger):
+                one.seen = step  # with none it would show no later epoch of an input of unknown length either
+        return logs if are_metrics else otherwise(logs)
 
     def undo() -> None:
         if before is None:
