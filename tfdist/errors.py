@@ -12,6 +12,7 @@ Example:
 """
 
 import os
+import textwrap
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -159,7 +160,7 @@ _BOLD = ("\x1b[1m", "\x1b[0m")
 def cause_of(text: str) -> str:
     """Return the line of an error of TensorFlow or Keras that states the cause.
 
-    If a graph has failed, this line comes after the place in the code.
+    If a graph or a function of AutoGraph has failed, this line comes after the place in the code.
 
     Args:
         text: the text of the error; the lines of a place are indented.
@@ -174,6 +175,7 @@ def cause_of(text: str) -> str:
     """
     for mark in _BOLD:
         text = text.replace(mark, "")
+    text = textwrap.dedent(text.removeprefix("in user code:"))  # AutoGraph indents what follows
     lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
     said = next((line for line in lines if not line.startswith(_AROUND)), "nothing")
     return said.split(" [[")[0].split(" [Op:")[0].strip().rstrip(".")

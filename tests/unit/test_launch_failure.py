@@ -107,6 +107,8 @@ def test_the_report() -> None:
 def test_a_failure_in_short_states_the_cause_and_not_the_layer_in_which_it_was_met() -> None:
     caught = "Exception encountered when calling Mine.call().\n\n\x1b[1mno such row.\x1b[0m\n\nArguments received"
     assert in_short(failure(1, 7.0, error=caught)) == "ValueError: no such row"
+    of_autograph = 'in user code:\n\n    File "a.py", line 3, in f\n        g()\n\n    ValueError: no such row\n'
+    assert in_short(failure(1, 7.0, error=of_autograph)) == "ValueError: no such row"
     assert in_short(failure(1, 7.0, error="  indented\n  too")) == "ValueError: indented"
 
 

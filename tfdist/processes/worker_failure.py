@@ -193,9 +193,9 @@ def in_short(failure: Failure) -> str:
     """Return a worker's failure as one line."""
     if failure.record is None:
         return how_it_ended(failure.returncode)
-    message = textwrap.dedent(failure.record.message)
-    said = cause_of(message) if message.strip() else ""
-    return textwrap.shorten(f"{failure.record.type}: {said}", 160, placeholder=" ...")
+    kind = f"{failure.record.type}: "
+    said = cause_of(failure.record.message) if failure.record.message.strip() else ""
+    return textwrap.shorten(kind + said.removeprefix(kind), 160, placeholder=" ...")
 
 
 def _advice(returncode: int) -> str:

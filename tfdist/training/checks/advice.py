@@ -1,6 +1,5 @@
 """Sentences about results that replicas cannot combine, each with an exact alternative."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -196,7 +195,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, CannotTryError):
         return str(error)
     kind = f"{type(error).__name__}: "
-    return kind + cause_of(textwrap.dedent(str(error).removeprefix("in user code:"))).removeprefix(kind)
+    return kind + cause_of(str(error)).removeprefix(kind)
 
 
 def of_own_gradients(model: Any, values: Mapping[tuple[str, int], tuple[str, Any]]) -> dict[tuple[str, int], str]:
