@@ -140,6 +140,16 @@ def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> No
         assert "gradient of" in said
 
 
+@under_two
+def test_an_optimizer_that_adds_up_no_gradients_is_named(pool: WorkerPool) -> None:
+    chief, other = call(pool, "loops_of_ones_own")
+    assert [len(said) for said in chief["alone"]] == [1, 1], "once for each optimizer"
+    assert all("'alone" in said[0] for said in chief["alone"])
+    assert other["alone"] == other["together"] == chief["together"] == [[], []]
+    for seen in (chief, other):
+        assert refusal_fields.are(seen["refused"], "ConfigError", "outside:0")
+
+
 # each makes variables in its own way; what is compared of them is decided above
 def test_a_variable_that_differs_is_named_on_every_worker(pool: WorkerPool) -> None:
     require_that_a_variable_is_named(pool, "size")

@@ -1,13 +1,13 @@
 """The functions that Keras calls to train, test and predict, for any source of steps: replicas, or a chief."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_trainer
+from tfdist.compat.keras import keras_trainer, keras_variables
 from tfdist.compat.keras.metrics import metric_resets
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tf_data
@@ -112,7 +112,7 @@ def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> N
     if model.optimizer is not None and not model.optimizer.built:
         strategy = model.distribute_strategy
         replica_optimizers.require_scope(model.optimizer, strategy)
-        require_scope(model, strategy)
+        require_scope(model.trainable_weights, strategy)
     if iterator is not None:
         data_batch = keras_trainer.input_of(iterator).element_spec
     try:
@@ -145,15 +145,16 @@ def tensors(element: Any) -> Any:
     )
 
 
-def require_scope(model: keras.Model, strategy: Any) -> None:
+def require_scope(weights: Sequence[Any], strategy: Any) -> None:
     """Raise if a weight that is trained was created outside the scope: replicas would wait for each other."""
-    for variable in model.trainable_weights:
-        if not tf_strategies.created_under(variable.value, strategy):
+    for variable in weights:
+        if not tf_strategies.created_under(keras_variables.value_of(variable), strategy):
+            path = getattr(variable, "path", variable.name)  # a `tf.Variable` has none
             raise ConfigError(
-                f"the weight {variable.path!r} was created outside the scope of {type(strategy).__name__}; it must be "
+                f"the weight {path!r} was created outside the scope of {type(strategy).__name__}; it must be "
                 "created inside, so that it exists on every replica. Build every layer that trains under "
                 "`with strategy.scope():`, or freeze it (trainable=False).",
-                name=variable.path,
+                name=path,
             )
 
 

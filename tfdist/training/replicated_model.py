@@ -116,7 +116,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     training = user_step == model.train_step
     unseeded = keras_trainer.global_seed_generator()
     if training:
-        keras_loop.require_scope(model, strategy)
+        keras_loop.require_scope(model.trainable_weights, strategy)
     for optimizer in keras_trainer.optimizers(model) if training else ():
         replica_optimizers.adapt(optimizer, strategy)
 

@@ -22,7 +22,7 @@ from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training import call_ends, local_steps, replicated_model, worker_callbacks
+from tfdist.training import call_ends, keras_loop, local_steps, replicated_model, worker_callbacks
 from tfdist.training.checks import row_mixing, untested
 from tfdist.training.global_batches import Input, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
@@ -41,6 +41,7 @@ class KerasTraining:
     #: the state of workers that train by themselves between meetings; None: every step spans all of them
     apart: "local_steps.Apart | None" = None
     _moving: "weakref.WeakSet[Input] | None" = None  # inputs of a `fit` whose shares change
+    _alone: "weakref.WeakSet[Any] | None" = None  # optimizers that have updated weights outside of replicas
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -236,6 +237,22 @@ class KerasTraining:
         self._take(compiling)
         if getattr(compiling, "optimizer", None) is not None:
             replica_optimizers.require_scope(compiling.optimizer, self)
+
+    def on_lone_update(self, optimizer: Any) -> None:
+        """Judge an optimizer that updates weights outside of replicas, once: nothing adds up its gradients there."""
+        if self._alone is None:
+            self._alone = weakref.WeakSet()
+        if optimizer in self._alone:
+            return
+        self._alone.add(optimizer)
+        keras_loop.require_scope(keras_optimizer.known_variables(optimizer), self)
+        if self._workers.count > 1 and self._workers.is_chief:
+            step_clock().warn(
+                f"the optimizer {optimizer.name!r} updates weights outside of strategy.run(), where nothing adds up "
+                f"gradients: each of {self._workers.count} workers applies those that it computed, and if these "
+                "differ, so do the weights. Let model.fit() train, or compute and apply gradients in a function that "
+                "strategy.run() calls, for batches of strategy.experimental_distribute_dataset()."
+            )
 
     #: whether the first `fit` measures how many rows each worker computes in the same time
     measures_shares = False

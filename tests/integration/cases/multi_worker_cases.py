@@ -187,6 +187,27 @@ def losses_counted_apart() -> dict[str, Any]:
     return {"found": found, "one": trained(contextlib.nullcontext(), run_eagerly=True), "said": said}
 
 
+def loops_of_ones_own() -> dict[str, Any]:
+    """Apply gradients of each worker's own, with and without `strategy.run`, and to a weight from outside the scope."""
+    with STRATEGY.scope():
+        weight = keras.Variable([1.0])
+    outside = tf.Variable([1.0], name="outside")
+
+    def told(kind: str, loop: Any, updated: Any = weight) -> list[str]:
+        with STRATEGY.scope():
+            optimizer = keras.optimizers.SGD(0.1, name=kind)
+            optimizer.build([updated])
+        with heard() as said:
+            for _ in range(2):
+                loop(lambda: optimizer.apply([tf.constant([1.0 + RANK])], [updated]))
+        return said
+
+    alone = [told("alone", lambda apply: apply()), told("alone_traced", lambda apply: tf.function(apply)())]
+    together = [told("run", STRATEGY.run), told("run_traced", lambda apply: tf.function(lambda: STRATEGY.run(apply))())]
+    refused = refusal_fields.met(lambda: told("alone", lambda apply: apply(), outside), errors.ConfigError)
+    return {"alone": alone, "together": together, "refused": refused}
+
+
 def chief_saves_alone(folder: str) -> list[str]:
     """Save in the scope, where what Keras makes to save must not wait for other workers."""
     network = model()

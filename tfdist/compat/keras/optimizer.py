@@ -11,6 +11,8 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`
 - `_distribution_strategy`: the strategy in whose scope the optimizer was created
 - `_var_to_optimizer_idx`: which optimizer of a `MultiOptimizer` has a variable
 
+Of TensorFlow 2.21.0: `merge_call_interim`, through which optimizers reach a strategy, except in replicas' merge calls.
+
 Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time, recognized by its module `horovod._keras`.
 """
 
@@ -35,9 +37,10 @@ from keras.optimizers import (
     Optimizer,
     RMSprop,
 )
+from tensorflow.python.distribute import merge_call_interim
 
 from tfdist.compat import planted
-from tfdist.compat.keras import called_updates, fused_updates, keras_variables
+from tfdist.compat.keras import called_updates, fused_updates, keras_frames, keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
@@ -50,6 +53,14 @@ def creating_variable() -> Optimizer | None:
     """Return the Keras optimizer that the variable which is being created belongs to, or None."""
     creator = keras_variables.creator()
     return creator if isinstance(creator, Optimizer) else None
+
+
+def tell_of_lone_update(strategy: Any) -> None:
+    """Tell a strategy of an optimizer that updates a variable outside of replicas and of their merge calls."""
+    modules = [frame.f_globals.get("__name__") for frame in keras_frames.frames(2, 8)]
+    optimizer = keras_frames.innermost(Optimizer, 8)
+    if optimizer is not None and merge_call_interim.__name__ in modules:
+        strategy.on_lone_update(optimizer)
 
 
 def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:

@@ -150,6 +150,8 @@ class ReduceInReplicas(HasServices):
         """
         if not group:
             self.services.before_update()
+            if local_replica(self._container_strategy()) is None:  # type: ignore[attr-defined]
+                keras_optimizer.tell_of_lone_update(self._container_strategy())  # type: ignore[attr-defined]
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _packed_sums(self, reduce: Callable[..., Any], reduce_op: Any, value: Any, options: Any) -> Any:

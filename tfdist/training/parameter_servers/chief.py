@@ -216,7 +216,7 @@ class _ChiefSteps:
             gathers=False,  # a worker meets no other: it computes the whole batch
         )
         if training:
-            keras_loop.require_scope(model, chief.strategy)
+            keras_loop.require_scope(model.trainable_weights, chief.strategy)
             for optimizer in keras_trainer.optimizers(model):
                 remote_part.adapt_optimizer(optimizer, chief.strategy)
         self._functions: dict[Any, tuple[remote_part.Computation, Update]] = {}
