@@ -335,7 +335,7 @@ def _built(
     *layers: Any,
     loss: Any = "mse",
     metrics: Any = (),
-    penalty: str | None = None,
+    penalty: Any = None,
     kind: Any = keras.Sequential,
     optimizer: Any = keras.optimizers.SGD,
     **options: Any,
@@ -356,7 +356,7 @@ RIGHT: dict[str, Callable[..., keras.Model]] = {
     "states": lambda **options: _built(*(kind() for kind in _STATES), kind=Logging, **options),
     "a codebook": lambda **options: _built(Codebook(), **options),
     "losses of layers": lambda **options: _built(
-        Adds(lambda h: 0.1 * ops.sum(h * h)), Adds(lambda h: 0.1 * ops.mean(h * h)), **options
+        Adds(lambda h: 0.1 * ops.sum(h * h)), Adds(lambda h: 0.1 * ops.mean(h * h)), penalty=ops.mean, **options
     ),
     "losses of layers, eagerly": lambda **options: _built(
         penalty="l2", loss=_of_each, optimizer=Clipping, **{"run_eagerly": True, **options}

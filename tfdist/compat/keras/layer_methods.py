@@ -67,6 +67,11 @@ def may_add_losses(layer: keras.layers.Layer) -> bool:
     own = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
     if regularizer is not None and type(regularizer) not in own:
         return True
+    return calls_add_loss(layer)
+
+
+def calls_add_loss(layer: keras.layers.Layer) -> bool:
+    """Return whether the class of a layer names `add_loss`; Keras calls it for every activity regularizer."""
     return "add_loss" in _names_in(layer.__class__)
 
 

@@ -39,10 +39,15 @@ def _added(layer: keras.layers.Layer, value: Any) -> Any:
     if current is None or not value.dtype.is_floating:
         return value
     total = tf.reduce_sum(value)  # as Keras takes what is no number
-    is_sum = current.is_sum("added", total, name=layer.path)
+    share, rows = tf.cast(current.share, total.dtype), tf.cast(current.rows, total.dtype)
+    regularizes = not layer_methods.calls_add_loss(layer)
+    # Keras has divided what an activity regularizer returns by the rows: here by the replica's, not by the batch's
+    is_sum = current.is_sum("added", total * rows if regularizes else total, name=layer.path)
     if current.noted is not None:  # what is found out besides is how the rest of the step reduces
         return tf.zeros_like(total)
-    return tf.math.divide_no_nan(total, tf.cast(current.share, total.dtype)) if is_sum else total
+    if regularizes:
+        return total if is_sum else total * share
+    return tf.math.divide_no_nan(total, share) if is_sum else total
 
 
 def _computed(value: Any, y_pred: Any) -> Any:
