@@ -204,7 +204,10 @@ def loops_of_ones_own() -> dict[str, Any]:
 
     alone = [told("alone", lambda apply: apply()), told("alone_traced", lambda apply: tf.function(apply)())]
     together = [told("run", STRATEGY.run), told("run_traced", lambda apply: tf.function(lambda: STRATEGY.run(apply))())]
-    refused = refusal_fields.met(lambda: told("alone", lambda apply: apply(), outside), errors.ConfigError)
+    with STRATEGY.scope():
+        unbuilt = keras.optimizers.Adam(name="unbuilt")
+    loops = [lambda: told("alone", lambda apply: apply(), outside), lambda: unbuilt.apply([tf.ones([1])], [weight])]
+    refused = [refusal_fields.met(loop, errors.ConfigError) for loop in loops]
     return {"alone": alone, "together": together, "refused": refused}
 
 

@@ -41,6 +41,7 @@ from tensorflow.python.distribute import merge_call_interim
 
 from tfdist.compat import planted
 from tfdist.compat.keras import called_updates, fused_updates, keras_frames, keras_variables
+from tfdist.errors import ConfigError
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)
@@ -61,6 +62,18 @@ def tell_of_lone_update(strategy: Any) -> None:
     optimizer = keras_frames.innermost(Optimizer, 8)
     if optimizer is not None and merge_call_interim.__name__ in modules:
         strategy.on_lone_update(optimizer)
+
+
+def require_scope_of_slots(strategy: tf.distribute.Strategy) -> None:
+    """Raise if an optimizer makes its slots outside of the scope of a strategy, as loops of one's own let it do."""
+    optimizer = keras_frames.innermost(Optimizer, 4)
+    if optimizer is not None and tf.distribute.get_strategy() is not strategy:
+        raise ConfigError(
+            f"the optimizer {optimizer.name!r} makes its variables in a loop outside of strategy.run() and of the "
+            f"scope of {type(strategy).__name__}. Let model.fit() train, or let strategy.run() call the step, which adds "
+            "up gradients over replicas, after optimizer.build(model.trainable_variables) under `with strategy.scope():`.",
+            name=optimizer.name,
+        )
 
 
 def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:

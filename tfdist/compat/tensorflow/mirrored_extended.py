@@ -154,6 +154,10 @@ class ReduceInReplicas(HasServices):
                 keras_optimizer.tell_of_lone_update(self._container_strategy())  # type: ignore[attr-defined]
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
+        keras_optimizer.require_scope_of_slots(self._container_strategy())  # type: ignore[attr-defined]
+        return super().colocate_vars_with(colocate_with_variable)  # type: ignore[misc]
+
     def _packed_sums(self, reduce: Callable[..., Any], reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest, reduced in packs by TensorFlow, which fills packs from the last value to the first."""
         sized = packed(options, self.services.bucket_bytes)
