@@ -26,10 +26,10 @@ _OF_LOSSES = (
     'reduction="mean_with_sample_weight" divides by its sum), or gather what the loss needs of the whole batch '
     '(tf.distribute.get_replica_context().all_gather). strategy.loss_reduction = "mean" says that it is meant so.'
 )
+_GATHERING = "(tf.distribute.get_replica_context().all_gather; while a model is built, that context is None)."
 _OF_LAYERS = (
     "Let layers use what each example has by itself, as keras.layers.LayerNormalization does, statistics of the "
-    "whole batch by keras.layers.BatchNormalization(synchronized=True), or what they gather "
-    "(tf.distribute.get_replica_context().all_gather)."
+    f"whole batch by keras.layers.BatchNormalization(synchronized=True), or what they gather {_GATHERING}"
 )
 _WAYS = {
     "gradient": _OF_LOSSES,
@@ -37,17 +37,14 @@ _WAYS = {
     "values": _OF_LOSSES,
     "added": (
         "Let the layer add a mean or a sum over examples, or gather what the loss needs of the whole batch "
-        "(tf.distribute.get_replica_context().all_gather)."
+        f"{_GATHERING}"
     ),
     "gradients of layers": _OF_LAYERS,
     "number": "Count in a keras.Metric of your own whose variables are sums over examples, and divide in its result().",
     "metric": "Keep sums over examples in its variables, and divide in result().",
     "log": "Log a mean or a sum over examples, or the result of a metric.",
     "count": "Log a sum over examples, or the result of a metric.",
-    "state": (
-        "Keep a sum, a mean or a maximum over examples, or gather what the state is made of "
-        "(tf.distribute.get_replica_context().all_gather)."
-    ),
+    "state": (f"Keep a sum, a mean or a maximum over examples, or gather what the state is made of {_GATHERING}"),
 }
 _OF_OUTPUTS = {
     "layers": _OF_LAYERS,
