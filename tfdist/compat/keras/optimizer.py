@@ -70,8 +70,9 @@ def require_scope_of_slots(strategy: tf.distribute.Strategy) -> None:
     if optimizer is not None and tf.distribute.get_strategy() is not strategy:
         raise ConfigError(
             f"the optimizer {optimizer.name!r} makes its variables in a loop outside of strategy.run() and of the "
-            f"scope of {type(strategy).__name__}. Let model.fit() train, or let strategy.run() call the step, which adds "
-            "up gradients over replicas, after optimizer.build(model.trainable_variables) under `with strategy.scope():`.",
+            f"scope of {type(strategy).__name__}. Let model.fit() train. Or call "
+            "optimizer.build(model.trainable_variables) under `with strategy.scope():`, and let strategy.run() call "
+            "the step, so that gradients are added up over replicas.",
             name=optimizer.name,
         )
 

@@ -44,7 +44,7 @@ _WAYS = {
     "metric": "Keep sums over examples in its variables, and divide in result().",
     "log": "Log a mean or a sum over examples, or the result of a metric.",
     "count": "Log a sum over examples, or the result of a metric.",
-    "state": (f"Keep a sum, a mean or a maximum over examples, or gather what the state is made of {_GATHERING}"),
+    "state": f"Keep a sum, a mean or a maximum over examples, or gather what the state is made of {_GATHERING}",
 }
 _OF_OUTPUTS = {
     "layers": _OF_LAYERS,
