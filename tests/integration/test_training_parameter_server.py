@@ -239,7 +239,7 @@ def test_parts_have_the_numbers_of_a_whole(pool: WorkerPool, optimizer: str, den
 
 def test_a_step_uses_what_it_has_updated(pool: WorkerPool) -> None:
     seen = call(pool, "differences", of="update_cases")
-    assert len(seen) == 3
+    assert len(seen) == 4
     assert max(seen.values()) < 1e-5, seen
 
 
@@ -248,6 +248,7 @@ def test_a_gan_may_be_stale_and_must_update_at_every_step(pool: WorkerPool) -> N
     assert seen["updates"] == [40, 40]
     assert 0 < seen["largest"] <= 2
     assert "inside a tf.cond" in seen["said"]
+    assert refusal_fields.are(seen["coordinator"], "UnsupportedError", "ClusterCoordinator", ..., "fit")
     assert refusal_fields.are(seen["state of rows"], "UnsupportedError", ..., ..., "'kept'")
 
 

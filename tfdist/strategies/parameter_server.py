@@ -38,7 +38,7 @@ _LOOK_SECONDS = 0.5
 _WORTH_MOVING = 0.95
 
 
-class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
+class ParameterServerStrategy(KerasTraining, tf_servers.NoCoordinator, tf.distribute.Strategy):
     """A `tf.distribute.Strategy` whose workers may come and go, and whose variables are on parameter servers.
 
     One process, the chief, runs the script. It reads the data, hands batches to the workers, and applies each gradient
@@ -153,7 +153,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
                 self._tasks.end()  # the next strategy starts its own
                 _local.remove(self._tasks)
             raise
-        extended = tf_servers.ServerVariables(self, place=self._place)
+        extended = tf_servers.ServerVariables(self, place=self._place, bind=_bind)
         tf.distribute.Strategy.__init__(self, extended)
         self._scheduler = Scheduler(
             count,

@@ -8,6 +8,7 @@ Private names, read in TensorFlow 2.21.0:
 - `executor`, `context.context().executor`: a thread's own executor; `EagerContext::SyncExecutors`, part of every remote
   call, uses the executors of all threads without holding references to them
 - `context.async_wait`: raises errors of other tasks in the next caller that waits
+- `_cluster_coordinator`: the attribute that `ClusterCoordinator` first reads of a strategy
 - `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only
 - the name scopes in `global_state` of Keras 3.15.1: name the object that is creating a variable
 """
@@ -17,6 +18,7 @@ import ctypes
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,13 +28,28 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.eager import context, executor
 
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_frames, keras_variables
 from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
+from tfdist.errors import UnsupportedError
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 _CONNECT_SECONDS = 1.0
 _FORGET_SECONDS = 5.0
+_FRAMES = 20  # from an optimizer's step to an update of a variable
+
+
+class NoCoordinator:
+    """A strategy that TensorFlow's `ClusterCoordinator` must not drive."""
+
+    @property
+    def _cluster_coordinator(self) -> Any:
+        raise UnsupportedError(
+            "ClusterCoordinator received a ParameterServerStrategy of tfdist, whose chief hands out batches by itself. "
+            "Call model.fit, or run the steps of a loop of your own by strategy.run, on the chief. A loop that "
+            "schedules functions on workers needs tf.distribute.ParameterServerStrategy.",
+            name="ClusterCoordinator",
+        )
 
 
 def server(index: int) -> str:
@@ -224,9 +241,17 @@ def copy_of(variable: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Varia
 class ServerVariables(OneDeviceExtended):
     """An extended strategy whose chief holds small state itself, and whose parameter servers hold other variables."""
 
-    def __init__(self, container_strategy: Any, *, place: Callable[[str, tf.TensorShape, tf.DType], Any]) -> None:
+    def __init__(
+        self,
+        container_strategy: Any,
+        *,
+        place: Callable[[str, tf.TensorShape, tf.DType], Any],
+        bind: Callable[[keras.optimizers.Optimizer], None],
+    ) -> None:
         super().__init__(container_strategy, CHIEF)
         self._place = place
+        self._bind = bind
+        self._bound: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
     def _use_merge_call(self) -> bool:
         return bool(tf.executing_eagerly())
@@ -267,10 +292,13 @@ class ServerVariables(OneDeviceExtended):
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         if isinstance(var, tf_partitioned.PartitionedVariable):
-            results = [
-                self._update(part, fn, tuple(tf_partitioned.rows_for(var, index, arg) for arg in args), kwargs, group)
-                for index, part in var.focused()
-            ]
+            optimizer = keras_frames.innermost(keras.optimizers.Optimizer, _FRAMES)
+            if optimizer is not None and optimizer not in self._bound:  # as in a loop of the user's own
+                self._bind(optimizer)
+                self._bound.add(optimizer)
+            # before a slot among the arguments has the values of one part
+            cut = [tuple(tf_partitioned.rows_for(var, index, arg) for arg in args) for index in range(len(var.parts))]
+            results = [self._update(part, fn, cut[index], kwargs, group) for index, part in var.focused()]
             return results[-1]
         with tf.device(var.device), distribute_lib.UpdateContext(var.device):
             result = fn(var, *args, **kwargs)
