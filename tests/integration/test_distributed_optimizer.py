@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.integration.cases.error_feedback import ErrorFeedback
 from tests.refusals import refused
 from tfdist.callbacks import LossScaleLogger
+from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.gradients.reduction import reducer
 from tfdist.optimizers import LARS, DistributedOptimizer
@@ -155,6 +156,16 @@ def test_averages_and_decay_advance_with_updates() -> None:
         found.append([*model.get_weights(), *(variable.numpy() for variable in inner.variables)])
     for big, small in zip(*found, strict=True):
         np.testing.assert_allclose(big, small, rtol=0, atol=1e-6)
+
+
+def test_a_weight_gets_its_own_average_where_another_was_frozen() -> None:
+    frozen, trained = keras.Variable([1.0]), keras.Variable([2.0])
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    keras_optimizer.override(optimizer)
+    for _ in range(2):
+        optimizer.apply([tf.ones([1])] * 2, [frozen, trained])
+    optimizer.finalize_variable_values([trained])
+    assert [float(weight.numpy()[0]) for weight in (frozen, trained)] == [-1.0, 0.5]
 
 
 def test_a_sum_is_the_mean_times_the_examples() -> None:

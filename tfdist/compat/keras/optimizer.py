@@ -110,6 +110,17 @@ def averages_of(optimizer: Optimizer) -> list[Any]:
     return [average for average in kept if average is not None]
 
 
+def with_averages(optimizer: Optimizer, variables: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return those of some variables that have a moving average, each with its own.
+
+    They may be fewer than the variables of the optimizer, because layers were frozen since. Keras pairs them in order.
+    """
+    known = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    averages = {id(variable): average for variable, average in known}
+    pairs = [(variable, averages.get(id(variable))) for variable in variables]
+    return [(variable, average) for variable, average in pairs if average is not None]
+
+
 def clips(optimizer: Optimizer | None) -> bool:
     limits = ("clipnorm", "clipvalue", "global_clipnorm")
     return any(getattr(one, name, None) is not None for one in chain(optimizer) for name in limits)
@@ -231,9 +242,8 @@ def _build(optimizer: MultiOptimizer, variables: list[Any]) -> None:
 
 def _overwrite(optimizer: Optimizer, variables: list[Any]) -> None:
     """Assign each variable its moving average: every replica its own copy, all of them equal."""
-    for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
-        if average is not None:
-            variable.assign(average)
+    for variable, average in with_averages(optimizer, variables):
+        variable.assign(average)
 
 
 def hands_on(kind: type) -> bool:

@@ -24,6 +24,7 @@ from keras.optimizers import Optimizer
 from keras.random import SeedGenerator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.compat.keras.optimizer import with_averages
 from tfdist.errors import UnsupportedError
 
 _MAKES_PARTS = "tfdist_makes_parts"
@@ -143,15 +144,13 @@ def _average(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -
 
 
 def _overwrite(optimizer: Optimizer, updates: Updates, variables: Sequence[Any]) -> None:
-    averages = optimizer._model_variables_moving_average
-    there = [(one, average) for one, average in zip(variables, averages, strict=True) if average is not None]
+    there = with_averages(optimizer, variables)
     updates.assign([one for one, _ in there], [average for _, average in there])
 
 
 def averages(optimizer: Optimizer) -> tuple[list[Any], list[Any]]:
     """Return the variables of which an optimizer has moving averages, and these."""
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    there = [(variable, average) for variable, average in pairs if average is not None]
+    there = with_averages(optimizer, optimizer._trainable_variables)
     return [variable for variable, _ in there], [average for _, average in there]
 
 
