@@ -88,6 +88,7 @@ def first_hang(
         ([worker(0), worker(1, Activity.BETWEEN, tick=8, state=DONE)], 1800.0, 1, ("script's own code",)),
         ([worker(0), worker(1, Activity.BETWEEN)], 1800.0, 1, ("between two calls", "before step 10")),
         ([worker(0, Activity.INPUT), worker(1, Activity.BETWEEN)], 1800.0, 1, ("script's own code",)),
+        ([worker(0), worker(1, state=DONE), worker(2, Activity.BETWEEN)], 1800.0, 2, ("script's own code",)),
         ([worker(0, Activity.BETWEEN, state=DONE)], 1800.0, 0, ("between two calls", "after 10 steps")),
         ([worker(0, Activity.STARTING, step=0.0), worker(1, step=0.0)], 1800.0, None, ("starting",)),
         ([worker(0), worker(1, Activity.STARTING, pid=0, tick=-1, state=DONE, changed=0.0)], 1800.0, 1, ("starting",)),

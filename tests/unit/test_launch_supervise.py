@@ -67,7 +67,8 @@ def test_a_second_failure_changes_nothing() -> None:
 def test_a_recorded_failure_has_the_grace_period_to_end_itself() -> None:
     state, sent = play([(5, Recorded(worker=1)), (9, Recorded(worker=1)), (14.9, Tick())])
     assert (state.phase, sent) == (Phase.RUNNING, [])
-    _, sent = play([(5, Recorded(worker=1)), (9, Recorded(worker=1)), (15, Recorded(worker=1))])
+    state, sent = play([(5, Recorded(worker=1)), (9, Recorded(worker=1)), (15, Recorded(worker=1))])
+    assert state.failed
     assert sent == [(15, everybody(0, 1, 2, number=signal.SIGTERM))]
 
 

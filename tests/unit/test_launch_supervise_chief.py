@@ -56,6 +56,10 @@ def ended(worker: int, returncode: int = -9, *, time: float = 0.0, recorded: boo
     return Exited(worker=worker, returncode=returncode, time=time, recorded=recorded)
 
 
+def hangs(worker: int | None) -> Hung:
+    return Hung(hang=Hang(worker=worker, text="it hangs", since=1.0))
+
+
 def to(*workers: int, number: int = signal.SIGTERM) -> Send:
     return Send(workers=frozenset(workers), number=number)
 
@@ -97,14 +101,19 @@ def test_a_worker_is_started_again_until_the_budget_is_spent(returncode: int) ->
 
 def test_who_is_stopped_is_killed_and_its_end_decides() -> None:
     for index in (CHIEF, WORKER_0, PS_1):
-        hung = Hung(hang=Hang(worker=index, text="it hangs", since=1.0))
+        hung = hangs(index)
         state, done, said = play([(5, hung)])
         assert (state.phase, absent(said, "it hangs", "killed")) == (Phase.RUNNING, [])
         assert done == [(5, to(index, number=signal.SIGKILL))]
     _, done, _ = play([(4, ended(CHIEF, 0)), (5, hung)])
     assert len(done) == 1, "the job ends already"
+    assert play([(5, ended(CHIEF)), (5.1, hangs(CHIEF))])[1] == [], "it has ended"
     _, done, _ = play([(5, hung), (5.1, ended(WORKER_0)), (5.2, hung)])
     assert done == [(5, to(PS_1, number=signal.SIGKILL)), (5.1, Start(worker=WORKER_0))], "it is killed once"
+    first, second = hangs(WORKER_0), hangs(WORKER_1)
+    _, done, _ = play([(5, first), (5, second), (5.1, ended(WORKER_1)), (6, second)])
+    assert [action for _, action in done if isinstance(action, Start)] == [Start(worker=WORKER_1)]
+    assert [now for now, action in done if action == to(WORKER_1, number=signal.SIGKILL)] == [5, 6], "and its next one"
 
 
 def test_without_any_worker_the_job_fails() -> None:
@@ -172,6 +181,8 @@ def test_a_chief_that_is_killed_starts_the_job_again() -> None:
 def test_a_chief_that_has_failed_has_the_grace_period_to_end_itself() -> None:
     events: Events = [(5, Recorded(worker=CHIEF)), (9, Recorded(worker=CHIEF)), (14.9, Tick())]
     assert play(events)[:2] == (play(events[:1])[0], [])
+    state, _ = decide(state=first_state(RULES), event=events[0][1], now=5, rules=replace(RULES, grace_seconds=0.0))
+    assert state.deadline == 5 + BLAME_SECONDS, "a server may be the cause"
     state, done, said = play([*events, (15, Tick())])
     assert (state.verdict, state.cause, state.failed) == (Verdict.FAILED, CHIEF, True)
     assert done == [(15, to(CHIEF, WORKER_0, WORKER_1, PS_0, PS_1))]
@@ -198,6 +209,9 @@ def test_a_signal_reaches_the_chief_and_the_tasks_after_it(received: int, passed
 def test_ctrl_c_twice_kills() -> None:
     _, done, _ = play([(5, Received(number=signal.SIGINT)), (6, Received(number=signal.SIGINT))])
     assert done[1:] == [(6, to(CHIEF, WORKER_0, WORKER_1, PS_0, PS_1, number=signal.SIGKILL))]
+    twice = [Received(number=signal.SIGINT)] * 2
+    state, done, _ = play([*enumerate(twice), (2, ended(CHIEF))])
+    assert (state.phase, len(done)) == (Phase.KILLING, 2)
 
 
 def test_a_signal_while_the_job_is_about_to_start_again_ends_it() -> None:
@@ -209,10 +223,13 @@ def test_a_signal_while_the_job_is_about_to_start_again_ends_it() -> None:
 
 
 def test_a_signal_after_the_chiefs_failure_leaves_it_the_cause() -> None:
-    events: Events = [(5, ended(CHIEF, 3, recorded=True)), (5.5, Received(number=signal.SIGTERM))]
-    state, done, _ = play(events)
-    assert (state.verdict, state.cause) == (Verdict.FAILED, CHIEF)
-    assert done == [(5.5, to(WORKER_0, WORKER_1, PS_0, PS_1))]
+    for failure, asked in (
+        (ended(CHIEF, 3, recorded=True), (WORKER_0, WORKER_1, PS_0, PS_1)),
+        (Recorded(worker=CHIEF), (CHIEF,)),
+    ):
+        state, done, _ = play([(5, failure), (5.5, Received(number=signal.SIGTERM))])
+        assert (state.verdict, state.cause, state.failed) == (Verdict.FAILED, CHIEF, True)
+        assert done == [(5.5, to(*asked))]
 
 
 def test_a_chief_that_was_done_before_a_server_died_was_done() -> None:
@@ -263,7 +280,8 @@ def test_a_failure_that_the_chief_saw_first_comes_later() -> None:
 
 EVENTS = st.one_of(
     st.builds(ended, st.integers(0, 4), st.sampled_from([0, 1, -9, -15]), recorded=st.booleans()),
-    st.builds(Recorded, worker=st.integers(0, 4)),
+    st.just(Recorded(worker=CHIEF)),
+    st.builds(hangs, st.none() | st.integers(0, 4)),
     st.builds(Received, number=st.sampled_from([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])),
     st.just(Tick()),
 )
@@ -283,7 +301,7 @@ def test_any_course_of_events(course: Events) -> None:
         assert ORDER.index(state.phase) >= ORDER.index(before.phase), "a job never goes back"
         for action in actions:
             if isinstance(action, Send):
-                sent += 1
+                sent += not isinstance(event, Hung)
                 assert action.workers, "a signal is sent to somebody"
                 assert action.workers <= before.running, "who has ended gets no signal"
             elif isinstance(action, Start):

@@ -127,7 +127,7 @@ def test_a_hang_kills_all(rules: Rules) -> None:
     assert done == [(9, everybody(0, 1, 2, number=KILL))]
     assert (state.failed, state.hang, state.deadline) == (True, HANG.hang, 9 + KILL_SECONDS)
     assert state.verdict is (Verdict.RESTART if rules is RULES else Verdict.FAILED)
-    state, done = play((5, STEPS), (9, HANG), (9 + KILL_SECONDS, Tick()), rules=rules)
+    state, done = play((5, STEPS), (9, HANG), (10, HANG), (9 + KILL_SECONDS, Tick()), rules=rules)
     assert (state.phase, state.verdict, decided(state)) == (Phase.LOST, Verdict.FAILED, Decision.END)
 
 
@@ -152,6 +152,8 @@ def test_another_number_of_workers(request_: Event, size: int) -> None:
     state, _ = play(*events, *ALL_HALT)
     assert (state.phase, decided(state), next_size(state)) == (Phase.DONE, Decision.RESTART, size)
     assert not state.failed
+    state, _ = play(*events, *((8.0, ended(worker)) for worker in range(3)))
+    assert (state.verdict, decided(state)) == (Verdict.FINISHED, Decision.END), "the script was over before that step"
 
 
 @pytest.mark.parametrize("request_", [Asked(workers=2), Received(number=TERM)])
@@ -210,6 +212,8 @@ def test_a_worker_that_is_asked_to_leave() -> None:
     assert done == [(6, Stop()), (7, StopAfter(step=6))]
     assert (decided(state), next_size(state)) == (Decision.RESTART, 2)
     assert decided(state, min_workers=3) is Decision.TOO_FEW_WORKERS
+    state, _ = play((5, STEPS), (6, Asked(workers=1)), (6, leaving), (7, HELD), *ALL_HALT)
+    assert next_size(state) == 1, "no more than were asked for"
     everyone = looked(leaving=(0, 1, 2))
     state, _ = play((5, STEPS), (6, leaving), (6.5, everyone), (7, HELD), *ALL_HALT)
     assert decided(state) is Decision.TOO_FEW_WORKERS
@@ -227,6 +231,7 @@ def test_a_failure_while_all_come_to_a_step(how: Event) -> None:
     state, done = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (7, how))
     assert done[-1][1].number == KILL
     assert state.failed
+    assert play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (7, ended(0, HALTED)))[0].failed, "at no step"
     state, done = play((5, STEPS), (6, Asked(workers=2)), (6.1, STEPS), (7, HELD), (8, ended(1, HALTED)), (8, how))
     assert done[-1] == (8, everybody(*({0, 2} - ({0} if how != HANG else set())), number=KILL))
     assert next_size(state) == 2, "what was asked for still holds"
@@ -245,14 +250,19 @@ def test_a_signal_lets_workers_that_step_save(number: int) -> None:
     assert done[-1] == (7, everybody(0, 2, number=KILL)), "the step cannot end"
     assert (state.verdict, state.failed) == (Verdict.INTERRUPTED, True)
     assert play(*events[:2], (7, ended(1, -number)))[1] == [(6, Stop())], "the signal has ended it"
+    state, done = play(*events[:2], (7, HANG), (8, HANG))
+    assert (done[-1], state.verdict) == ((7, everybody(0, 1, 2, number=KILL)), Verdict.INTERRUPTED)
     _, done = play(*events, (15.9, Tick()), (16, Tick()))
     assert done[-1] == (16, everybody(0, 1, 2, number=KILL))
 
 
 @pytest.mark.parametrize("rules", [RULES, LAST])
 def test_a_signal_to_workers_that_do_not_step_is_passed_on(rules: Rules) -> None:
-    _, done = play((5, looked(steps=False)), (6, Received(number=INT)), rules=rules)
-    assert done == [(6, everybody(0, 1, 2, number=INT))]
+    before: list[tuple[float, Event]]
+    for before in ([], [(5.9, Recorded(worker=1))]):
+        state, done = play((5, looked(steps=False)), *before, (6, Received(number=INT)), (7, HANG), rules=rules)
+        assert done == [(6, everybody(0, 1, 2, number=INT))], "they have all their time to end"
+        assert (state.verdict, state.failed) == (Verdict.INTERRUPTED, False)
 
 
 def test_a_signal_when_fit_is_over_meanwhile() -> None:
@@ -260,6 +270,8 @@ def test_a_signal_when_fit_is_over_meanwhile() -> None:
     state, done = play((5, STEPS), (6, Received(number=INT)), (7, over), (8, over))
     assert done == [(6, Stop()), (7, GoOn()), (7, everybody(0, 1, 2, number=INT))]
     assert state.phase is Phase.STOPPING
+    _, done = play((5, STEPS), (6, Received(number=signal.SIGPIPE)), (7, over), (16, over))
+    assert done == [(6, Stop()), (16, everybody(0, 1, 2, number=KILL))], "nobody understands that signal"
 
 
 def test_ctrl_c_again_kills() -> None:
@@ -311,7 +323,9 @@ def test_the_budget_and_the_same_failure() -> None:
         history = after_failure(history, "x in step 7")
     assert decided(failed, history) is Decision.RESTART
     assert decided(failed, after_failure(history, "x in step 8")) is Decision.RESTART
+    assert history.failures == SAME_FAILURES - 1
     assert decided(failed, after_failure(history, "x in step 7")) is Decision.REPEATED_FAILURE
+    assert decide_restart(failed, history, same_failures=None, min_workers=1) is Decision.RESTART, "of a chief"
     for _ in range(3):
         history = after_failure(history, None)  # nobody knows where
     assert decided(failed, history) is Decision.RESTART
@@ -357,6 +371,7 @@ def test_any_course_of_events(course: list[tuple[float, Event]], rules: Rules) -
         assert targets <= asked
         assert (state.deadline is not None) >= (state.phase in (Phase.STOPPING, Phase.KILLING)), "every wait ends"
         assert (state.phase is Phase.DONE) == (not state.running)
+        assert state.verdict is not Verdict.RESTART or (state.received is None and state.phase is not Phase.LOST)
         assert RULES.min_workers <= state.wanted <= RULES.max_workers
 
 

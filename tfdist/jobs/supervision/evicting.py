@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tfdist.jobs.supervision.halting import begun
-from tfdist.jobs.supervision.supervisor_state import Evict, Next, Phase, Purpose, State, shown
+from tfdist.jobs.supervision.supervisor_state import Evict, Next, Purpose, State, shown
 
 if TYPE_CHECKING:
     from tfdist.monitor.verdict.stragglers import Slow
@@ -84,7 +84,7 @@ def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
             reasons.append(f"a standby would win {won}, less than {LEAST_WON:.0%}")
         else:
             return Decided(measure=Measure.REPLACED)
-    if left < max(1, means.min_workers):
+    if left < means.min_workers:
         reasons.append(f"{shown(left)} would be left, and --min-workers is {means.min_workers}")
     elif not means.is_on_one_host:
         reasons.append("on several hosts one worker fewer would not be the slow one")
@@ -110,7 +110,7 @@ def told(slow: "Slow", decided: Decided) -> str:
 
 def may_evict(state: State) -> bool:
     """True if workers step, and nothing else is about to happen."""
-    return state.phase is Phase.RUNNING and state.deadline is None and state.halt is None and state.steps
+    return state.deadline is None and state.halt is None and state.steps
 
 
 def evicted(state: State, event: Evict, now: float) -> Next:

@@ -65,7 +65,7 @@ def looked(state: State, event: Looked, now: float, rules: Rules) -> Next:
     state = replace(state, steps=event.steps, leaving=state.leaving | event.leaving)
     if state.halt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING):
         return _halting(state, state.halt, event, now, rules)
-    if state.phase is Phase.RUNNING and state.deadline is None and state.steps:
+    if state.deadline is None and state.steps:
         if state.leaving:
             names = f"worker{'s' if len(state.leaving) > 1 else ''} {', '.join(map(str, sorted(state.leaving)))}"
             return begun(state, Purpose.LEAVE, f"{names} got a signal to end", now)

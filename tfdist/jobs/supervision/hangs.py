@@ -172,7 +172,7 @@ def _culprit(seen: Sequence[Seen]) -> Seen | None:
     behind = [one for one in seen if one.status.position.started == fewest]
     if len(behind) == len(seen):
         behind = [one for one in seen if not _is_in_a_step(one) and not _agrees(one)]
-        if not behind and any(_agrees(one) for one in seen):
+        if not behind:
             behind = [one for one in seen if _is_in_a_step(one)]
     return behind[0] if len(behind) == 1 else None
 

@@ -36,7 +36,6 @@ from tfdist.jobs.supervision.supervisor_state import (
     Looked,
     Next,
     Phase,
-    Purpose,
     Received,
     Recorded,
     Rules,
@@ -68,7 +67,7 @@ def decide(state: State, event: Event, *, now: float, rules: Rules) -> Next:
     if isinstance(event, Looked):
         state, actions = looked(state, event, now, rules)
         return (state, actions) if actions else _by_time(state, now, rules)
-    if isinstance(event, Recorded) and _is_news(state, event, rules):
+    if isinstance(event, Recorded) and state.deadline is None:  # else another failure or request came before
         return _recorded(state, event, now, rules)
     return _by_time(state, now, rules)
 
@@ -79,10 +78,6 @@ def _by_time(state: State, now: float, rules: Rules) -> Next:
     if state.phase is Phase.RUNNING:
         return _blamed(state, now, rules)
     return kill_aloud(state, now, rules) if state.phase is Phase.STOPPING else give_up(state, rules)
-
-
-def _is_news(state: State, event: Recorded, rules: Rules) -> bool:
-    return rules.role(event.worker).runs_script and state.phase is Phase.RUNNING and state.deadline is None
 
 
 def _recorded(state: State, event: Recorded, now: float, rules: Rules) -> Next:
@@ -135,8 +130,7 @@ def _exited_while_ending(state: State, event: Exited, now: float, rules: Rules) 
 def _done(state: State) -> State:
     verdict = state.verdict
     if verdict is Verdict.OPEN:
-        stopped = state.halt is not None and state.halt.purpose is not Purpose.END and bool(state.halted)
-        verdict = Verdict.RESTART if stopped else Verdict.FINISHED
+        verdict = Verdict.RESTART if state.halted else Verdict.FINISHED
     return replace(state, phase=Phase.DONE, deadline=None, verdict=verdict)
 
 
@@ -276,8 +270,8 @@ def after_failure(history: History, signature: str | None) -> History:
 
 def decide_restart(state: State, history: History, *, same_failures: int | None, min_workers: int) -> Decision:
     """Decide when no process is left; resizing uses no budget, and a failure that repeats at one step ends the job."""
-    if state.received is not None or state.phase is Phase.LOST or state.verdict is not Verdict.RESTART:
+    if state.verdict is not Verdict.RESTART:
         return Decision.END
-    if state.failed and same_failures is not None and history.same >= same_failures:
+    if same_failures is not None and history.same >= same_failures:
         return Decision.REPEATED_FAILURE
     return Decision.RESTART if next_size(state) >= min_workers else Decision.TOO_FEW_WORKERS
