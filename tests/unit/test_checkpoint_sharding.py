@@ -40,16 +40,25 @@ def test_a_sum_stays_and_is_divided_evenly(old: int, new: int, dtype: str) -> No
         assert max(np.max(abs(one.astype(float) - two.astype(float))) for one in found for two in found) <= 1
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("int8", 60), ("uint8", 200), ("int32", 2**31 - 1), ("int64", 2**62 + 1)])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("int8", 60), ("uint8", 200), ("int32", 2**31 - 1), ("int64", 2**62 + 1), ("uint64", 2**64 - 1)],
+)
 def test_integers_are_exact_where_their_sum_needs_more_bits(dtype: str, value: int) -> None:
     shards = [np.array([value - place, -place % 3, place], dtype) for place in range(3)]
     total = [sum(int(shard[place]) for shard in shards) for place in range(3)]
     found = every("sum", shards, 4)
     assert [sum(int(shard[place]) for shard in found) for place in range(3)] == total
     assert every("mean", shards, 2)[0].tolist() == [value - 1, 1, 1]
-    if dtype != "int64":
+    if "64" not in dtype:
         with refused(ConfigError, name="rule", received="sum"):
             resharded("sum", shards, index=0, count=1)
+    limits = np.iinfo(dtype)
+    fitting = [np.array([limits.min, limits.max], dtype), np.zeros(2, dtype)]
+    assert resharded("sum", fitting, index=0, count=1).tolist() == [limits.min, limits.max]
+    for size in (0, 1):
+        some = resharded("sum", [one[:size] for one in fitting], index=0, count=1)
+        assert some.tolist() == [limits.min][:size]
 
 
 def test_complex_numbers_keep_both_parts() -> None:
@@ -61,6 +70,10 @@ def test_complex_numbers_keep_both_parts() -> None:
 def test_means_of_integers_are_rounded_as_those_of_floats() -> None:
     shards = list(np.random.default_rng(3).integers(-9, 9, (4, 50)))
     np.testing.assert_array_equal(resharded("mean", shards, index=0, count=3), np.rint(np.mean(shards, axis=0)))
+    floats = [shard.astype(np.float32) for shard in shards]
+    np.testing.assert_array_equal(resharded("mean", floats, index=0, count=3), np.mean(floats, axis=0))
+    bools = [np.array([True, True, False]), np.array([True, False, False]), np.array([True, True, True])]
+    assert resharded("mean", bools, index=0, count=2).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(("old", "new"), SIZES)
@@ -85,6 +98,7 @@ def test_who_comes_has_a_copy_or_nothing(old: int, new: int) -> None:
         ("refuse", [np.zeros(2), np.zeros(2)], "rule", "refuse"),
         ("sum", [np.zeros(2), np.zeros(3)], "shards", "float64[2], float64[3]"),
         ("sum", [np.zeros(2), np.zeros(2, "f4")], "shards", "float64[2], float32[2]"),
+        ("mean", [np.zeros(2), np.zeros(3)], "shards", "float64[2], float64[3]"),
         ("sum", [np.zeros(2, "?"), np.zeros(2, "?")], "rule", "sum"),
         ("concatenate", [np.zeros(()), np.zeros(())], "rule", "concatenate"),
         ("concatenate", [np.zeros((2, 2)), np.zeros((2, 3))], "shards", "float64[2, 2], float64[2, 3]"),
@@ -96,6 +110,7 @@ def test_what_cannot_be_is_refused(rule: str, shards: list[Any], name: str, rece
 
 
 def test_a_declaration_is_checked() -> None:
+    assert ShardedState("the sums", iter([1, 2]), rule="sum").variables == (1, 2)
     with refused(ConfigError, name="rule", received="summ"):
         ShardedState("the sums", [], rule="summ")  # type: ignore[arg-type]
     with refused(ConfigError, name="axis", received="host"):
