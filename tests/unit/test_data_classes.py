@@ -25,6 +25,10 @@ def epochs(order: Any, count: int, *, seed: int = 3) -> np.ndarray:
 def test_texts_are_classes() -> None:
     lists = class_lists([TEXTS])
     assert (lists.classes, lists.counts.tolist(), lists.is_exclusive) == ((b"cat", b"dog", b"eel"), [90, 9, 1], True)
+    assert class_lists([TEXTS.tolist()]).digest == lists.digest
+    assert class_lists([[b"cat"]]).classes == (b"cat",)
+    assert class_lists([[]]).examples == 0
+    assert Weighted(lists, {b"cat": 1, "dog": 3}).name == Weighted(lists, {"cat": 1, "dog": 3}).name
     found = epochs(Balanced(lists), 3)
     assert [int((TEXTS[found] == kind).sum()) for kind in lists.classes] == [100, 100, 100]
     found = epochs(Weighted(lists, {"cat": 1, "dog": 3}), 4)
@@ -34,6 +38,7 @@ def test_texts_are_classes() -> None:
 def test_integers_have_the_names_that_states_of_earlier_releases_have() -> None:
     labels = np.array([3, 3, -1, 3])
     assert Balanced(labels).name == Balanced(class_lists([labels])).name == "weighted:b98406b6:-1x1,3x1"
+    assert Weighted(labels, {3: 1, "-1": 2, 9: 0}).name == "shares:b98406b6:7ded32179961d3df"
 
 
 @pytest.mark.parametrize("form", ["lists", "zeros and ones"])
@@ -83,18 +88,23 @@ def test_weights_may_go_by_names_and_by_numbers_in_texts() -> None:
         Weighted(class_lists([TEXTS[:9]]), {"eel": 1})
     with refused(ConfigError, name="weights", mentions=["None"]):
         Weighted(labels, {None: 1, 0: 1})
+    pairs = class_lists([labels, labels])
+    for of_what, key in ((labels, (0, "old")), (pairs, (0,)), (pairs, (0, 0, 0)), (pairs, ())):
+        with refused(ConfigError, name="weights", mentions=[str(key)]):
+            Weighted(of_what, {key: 1})
 
 
 def test_labels_that_are_no_classes() -> None:
-    with refused(ConfigError, name="label", received=(3,)):
-        class_lists([np.array([[1, 2, 3]])])
+    for column in (np.array([[1, 2, 3]]), np.zeros((4, 3, 1))):
+        with refused(ConfigError, name="label", received=column.shape[1:]):
+            class_lists([column])
     with refused(ConfigError, name="label"):
         class_lists([LISTS, np.arange(40)])
 
 
 def test_lists_differ_by_their_digests() -> None:
     one, other = (np.empty(2, object) for _ in range(2))
-    one[:], other[:] = [[0, 1], [0]], [[0], [0, 1]]
+    one[:], other[:] = [[0, 1], [2]], [[0], [1, 2]]
     found: list[ClassLists] = [class_lists([column]) for column in (one, other)]
     assert found[0].digest != found[1].digest
 
@@ -143,6 +153,7 @@ def test_effective_shares_are_those_of_the_paper() -> None:
     for wrong, name in (
         ((counts, 1.0), "beta"),
         (({}, 0.9), "counts"),
+        (([9, 1], 0.9), "counts"),
         (({"a": 0}, 0.9), "counts"),
         ((counts, -1), "beta"),
     ):
@@ -165,6 +176,25 @@ def test_the_prior_of_several_classes_in_an_example() -> None:
     odds = [true / (1 - true) * (1 - seen) / seen for true, seen in zip(prior.true, prior.seen, strict=True) if true]
     assert prior.offsets[[0, 5]] == pytest.approx(np.log(odds))
     assert (prior.offsets[[1, 2, 3, 4, 6]] == -np.inf).all()
+    assert prior_of(class_lists([LISTS[:30]]), np.full(30, 1 / 30), count=0).is_exclusive is False
+    assert prior_of(class_lists([LISTS[29:]]), np.full(11, 1 / 11), count=0).is_exclusive is False, "nor with no class"
+    assert Prior((0,), np.array([0.9]), np.array([1.0]), is_exclusive=False).offsets == 0.0, "it is in every example"
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "classes"),
+    [
+        ([3, 1], 0, (0, 1, 2, 3)),
+        ([3, 1], 6, (0, 1, 2, 3, 4, 5)),
+        ([3, -1], 6, (-1, 3)),
+        ([9999], 0, tuple(range(10_000))),
+        ([10_000], 0, (10_000,)),
+        ([10_000], 10_001, tuple(range(10_001))),
+        ([[]], 3, ()),
+    ],
+)
+def test_the_classes_of_logits(labels: list[Any], count: int, classes: tuple[int, ...]) -> None:
+    assert prior_of(class_lists([labels]), np.full(len(labels), 1 / len(labels)), count=count).classes == classes
 
 
 def test_a_prior_without_shares_corrects_nothing() -> None:
@@ -175,6 +205,10 @@ def test_a_prior_without_shares_corrects_nothing() -> None:
     assert found == pytest.approx(logits)
     assert found.dtype == np.float32
     assert prior.corrected([1, 2, 3]) == pytest.approx([1, 2, 3])
+    two = Prior((0, 1), np.array([0.9, 0.1]), np.array([0.5, 0.5]), is_exclusive=False)
+    with refused(ConfigError, name="logits", mentions=["2 classes"]):
+        two.corrected(np.zeros((3, 1)))
+    assert two.corrected([0, 0]) == pytest.approx([np.log(9), -np.log(9)])
     for wrong in (np.zeros((4, 2)), np.zeros(()), np.zeros((3, 1))):
         with refused(ConfigError, name="logits", mentions=["3 classes"]):
             prior.corrected(wrong)

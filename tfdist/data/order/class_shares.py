@@ -214,7 +214,9 @@ def levels_of(shares: _Floats) -> Levels:
 def _class_of(given: Any, labels: list[Any], names: Sequence[str]) -> Any:
     """The class that a key of a user means: itself, its name, or the text of a number."""
     if isinstance(given, tuple):
-        return tuple(_class_of(one, [row[at] for row in labels if row], ()) for at, one in enumerate(given))
+        columns = list(zip(*labels, strict=True)) if isinstance(labels[0], tuple) else []
+        of_columns = zip(given, columns, strict=True) if len(given) == len(columns) else ()
+        return tuple(_class_of(one, list(column), ()) for one, column in of_columns) or given
     if given is None or isinstance(given, bytes):
         return given
     if isinstance(given, str):
