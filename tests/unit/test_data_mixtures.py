@@ -169,5 +169,6 @@ def test_batches_have_near_lengths_and_are_mixed() -> None:
     means = [float(LENGTHS[batch].mean()) for batch in batches[:64]]
     assert means != sorted(means)
     assert batches[0].tolist() != global_batches(order, size=4, workers=1, epoch=1)[0].tolist()
-    assert block_of(order.name) == 4
-    assert block_of("full") is None
+    assert Bucketed(np.arange(10), 4).name == "bucket:4x64:23c379d6c0f22ef6", "of states, too"
+    names = (order.name, "bucket:1x64:", "bucket:0x64:", "bucket:x", "block:4x64")
+    assert [block_of(name) for name in names] == [4, 1, None, None, None]

@@ -143,6 +143,8 @@ def test_workers_together_read_the_batches_of_one_each_example_once(
             some = chunks(epoch=2, start=start, number=number)
             for batch in range(len(some.steps)):
                 assert some.steps[batch] == len(found)
+                begin, end = Batches(examples, size, tail, start).bounds(len(found))
+                assert some.rows[batch] == end - begin
                 assert some.slices[batch, :, 2].max() == some.ids.shape[1], "nothing is read that no part takes"
                 rows = list(zip(some.ids[batch].tolist(), some.weights[batch].tolist(), strict=True))
                 found.append([rows[first : first + count] for count, first, _ in some.slices[batch].tolist()])

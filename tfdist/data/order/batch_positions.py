@@ -26,13 +26,10 @@ class Batches:
     tail: str = "pad"
     start: int = 0
 
-    def __post_init__(self) -> None:
-        validation.one_of("tail", self.tail, TAILS)
-
     @property
     def steps(self) -> int:
         """The number of batches that are left."""
-        left = max(0, self.examples - self.start)
+        left = self.examples - self.start
         return left // self.global_batch_size if self.tail == "drop" else -(-left // self.global_batch_size)
 
     def bounds(self, step: int) -> tuple[int, int]:

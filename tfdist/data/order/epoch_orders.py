@@ -57,7 +57,7 @@ class Permutation:
     def __init__(self, size: int, *key: int | str) -> None:
         self.size = size
         self._key = key
-        bits = max(2, (size - 1).bit_length())
+        bits = (size - 1).bit_length()
         self._right = bits // 2
         self._left = bits - self._right
 
@@ -246,8 +246,7 @@ class Block:
             )
         block, inside = mixed_positions // self.block, mixed_positions % self.block
         is_whole = block < whole
-        if whole:
-            block[is_whole] = Permutation(whole, "blocks", seed, epoch)(block[is_whole])
+        block[is_whole] = Permutation(whole, "blocks", seed, epoch)(block[is_whole])
         shift = int(round_keys("shift", seed, epoch)[0] << 32 | round_keys("shift", seed, epoch)[1]) % self.examples
         return (block * self.block + inside + shift) % self.examples
 

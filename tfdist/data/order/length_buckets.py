@@ -42,8 +42,7 @@ class Bucketed:
         ids = ids[np.argsort(self._lengths[ids], kind="stable")]
         whole = len(ids) // self.block
         blocks = ids[: whole * self.block].reshape(whole, self.block)
-        if whole:
-            blocks = blocks[Permutation(whole, "blocks of buckets", seed, epoch, window)(np.arange(whole))]
+        blocks = blocks[Permutation(whole, "blocks of buckets", seed, epoch, window)(np.arange(whole))]
         return np.concatenate([blocks.reshape(-1), ids[whole * self.block :]])
 
 
