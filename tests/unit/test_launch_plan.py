@@ -12,6 +12,7 @@ from tfdist.cli.run_command import described
 from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
 from tfdist.jobs import LaunchConfig, WorkerSpec
+from tfdist.jobs.plan.host_plan import Remote, parse_hosts
 from tfdist.jobs.plan.job_plan import WORKER_FILE, plan
 from tfdist.variables import JOB_KEY, SHARES
 
@@ -60,10 +61,25 @@ def test_variables_of_the_caller_reach_all_and_change_nothing_that_the_job_is_ma
         assert after.environment == {**before.environment, "OMP_NUM_THREADS": "1"}
 
 
-def test_workers_of_an_outer_job() -> None:
-    (spec,) = planned(LaunchConfig(target="train.py"))
-    outer = dict.fromkeys(ELASTIC, "of somebody")
-    assert not ELASTIC & spec.environ(outer).keys()
+HOSTS = Remote(hosts=parse_hosts("a:2"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({"workers": 1}, set()),
+        ({}, {"TF_CONFIG"}),
+        ({"monitor": True}, {"TF_CONFIG", "TFDIST_MONITOR_DIR"}),
+        ({"remote": HOSTS}, {"TF_CONFIG"}),
+        ({"max_restarts": 1}, {"TF_CONFIG", *ELASTIC}),
+        ({"remote": HOSTS, "max_restarts": 1}, {"TF_CONFIG", *ELASTIC, "TFDIST_COPIES_DIR"}),
+    ],
+)
+def test_nothing_of_an_outer_job_is_inherited(changes: dict[str, Any], more: set[str]) -> None:
+    outer = COMMON | ELASTIC | {"TF_CONFIG", "TFDIST_COPIES_DIR", "TFDIST_MONITOR_DIR", "TFDIST_TASKS_FILE"}
+    for spec in planned(LaunchConfig(**{"target": "train.py", "workers": 2, **changes})):
+        assert spec.environment.keys() == COMMON | more
+        assert spec.environ(dict.fromkeys(outer, "of somebody")) == spec.environment | spec.environ({})
 
 
 def test_the_key_of_a_job_reaches_its_workers_and_is_shown_nowhere() -> None:
@@ -142,6 +158,9 @@ def test_workers_on_several_hosts_know_their_place_on_each() -> None:
         {"workers": 2, "min_workers": 3},
         {"workers": 2, "max_workers": 1},
         {"workers": 2, "max_workers": 3, "parameter_servers": 1},
+        {"workers": 2, "min_workers": 1, "parameter_servers": 1},
+        {"standby": True},
+        {"max_restarts": 1, "parameter_servers": 1, "standby": True},
         {"shares": "3,"},
         {"shares": "3,0"},
         {"workers": 2, "max_workers": 3, "shares": "3,1"},
@@ -155,6 +174,8 @@ def test_workers_on_several_hosts_know_their_place_on_each() -> None:
         {"exit_seconds": 0},
         {"environment": [("A", "1")]},
         {"environment": {"A": 1}},
+        {"environment": {1: "A"}},
+        {"environment": {"": "1"}},
         {"environment": {"A=B": "1"}},
         {"environment": {"A": "1\0"}},
     ],
@@ -174,6 +195,10 @@ def test_requests_that_cannot_be(change: dict[str, object]) -> None:
         {"workers": 4, "shares": "3,1"},
         {"workers": 2, "strategy": "pipeline", "shares": "1"},
         {"strategy": "mirrored", "replicas_per_worker": 2, "shares": "3,1"},
+        {"shares": "3,1"},
+        {"workers": 3, "environment": {"TFDIST_MESH": "batch=2,model=3"}, "shares": "3,1"},
+        {"workers": 2, "max_workers": 3, "shares": "measured"},
+        {"workers": 7, "strategy": "multi-worker", "shares": "measured"},
     ],
 )
 def test_shares_that_some_job_has(possible: dict[str, Any]) -> None:

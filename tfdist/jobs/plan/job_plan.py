@@ -25,17 +25,17 @@ from tfdist.jobs.plan.worker_spec import WorkerSpec
 
 WORKER_FILE = Path(__file__).parents[1] / "process" / "script_worker.py"
 
-# The place of a process in its job; those of an outer job are removed.
+# the place of a process in its job
 _PLACE = (variables.WORKERS.name, variables.WORKER_INDEX.name, variables.LOCAL_WORKERS.name, variables.LOCAL_INDEX.name)
-_RESTARTABLE = (
+# what a process must not inherit from an outer job
+_OF_A_JOB = (
+    "TF_CONFIG",
+    *_PLACE,
     variables.RESTARTS.name,
     variables.MEMORY_DIR.name,
     variables.COPIES_DIR.name,
     variables.ENVIRONMENT_FILE.name,
-)
-_OF_A_SCRIPT = (
     variables.PROGRESS_FILE.name,
-    variables.ENVIRONMENT_FILE.name,
     variables.ERROR_FILE.name,
     variables.TASKS_FILE.name,
     variables.MONITOR_DIR.name,
@@ -76,8 +76,8 @@ def plan(
             here = [one for one, host in enumerate(hosts) if host == hosts[index]]
             values = (",".join(cluster[task.type]), str(index), str(len(here)), str(here.index(index)))
             environment |= dict(zip(_PLACE, values, strict=True))
-        alone = len(found) == 1  # it is in no cluster, and not in that of an outer job either
-        environment |= {} if alone else {"TF_CONFIG": tf_config(cluster, task)}
+        if len(found) > 1:
+            environment["TF_CONFIG"] = tf_config(cluster, task)
         run = script_command(config, python=python, agent_pid=agent_pid)
         result.append(
             WorkerSpec(
@@ -85,7 +85,7 @@ def plan(
                 task=task,
                 argv=run if role.runs_script else task_command(python=python, agent_pid=agent_pid),
                 environment=environment,
-                removed=(*(("TF_CONFIG",) if alone else ()), *_removed(config, role)),
+                removed=tuple(name for name in _OF_A_JOB if name not in environment),
                 error_file=error_file,
                 host=addresses[index][0],
                 port=addresses[index][1],
@@ -123,15 +123,6 @@ def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequ
     before = [one for one in range(index) if tasks[one].type == "worker" and hosts[one] == hosts[index]]
     first = len(before) * config.gpus_per_worker
     return tuple(range(first, first + config.gpus_per_worker))
-
-
-def _removed(config: LaunchConfig, role: Role) -> tuple[str, ...]:
-    """Return the variables of an outer job that a process must not inherit."""
-    unmonitored = () if config.monitor or not role.runs_script else (variables.MONITOR_DIR.name,)
-    if role.in_step:
-        return (*unmonitored, *(() if config.is_elastic else _RESTARTABLE))
-    place = (*_PLACE, variables.MEMORY_DIR.name, variables.COPIES_DIR.name, *unmonitored)
-    return place if role.runs_script else (*place, *_OF_A_SCRIPT)
 
 
 def script_command(config: LaunchConfig, *, python: str, agent_pid: int) -> tuple[str, ...]:
