@@ -226,7 +226,7 @@ def test_evicting_needs_what_decides_and_what_takes_over(changes: dict[str, Any]
 
 def test_requests_that_cannot_be() -> None:
     with refused(ConfigError, name="parameter_servers (--parameter-servers)", received=1):
-        LaunchConfig(**{**ASKED, "min_workers": 1, "parameter_servers": 1})
+        LaunchConfig(**{**ASKED, "parameter_servers": 1})
     with refused(ConfigError, name="evict_seconds (--evict-seconds)", received=0.0):
         LaunchConfig(**{**ASKED, "min_workers": 1, "evict_seconds": 0.0})
     with refused(ConfigTypeError, name="evict_stragglers", received=1):
@@ -237,6 +237,7 @@ def test_on_several_hosts_it_takes_a_standby() -> None:
     hosts = Remote(hosts=parse_hosts("a,b"))
     config = LaunchConfig(**ASKED, min_workers=1, remote=hosts, standby=True, max_restarts=1)
     assert config.evict_stragglers
+    assert LaunchConfig(**ASKED, standby=True, max_restarts=1).evict_stragglers
 
 
 def test_what_is_left_may_be_as_few_as_may_be() -> None:

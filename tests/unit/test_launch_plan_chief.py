@@ -45,6 +45,7 @@ def test_the_chief_runs_the_script_and_the_others_serve() -> None:
     assert chief.environment.keys() == COMMON | own
     assert chief.environment["TFDIST_ERROR_FILE"] == str(chief.error_file)
     assert chief.environment["TFDIST_RESTARTS"] == "2"
+    assert planned(max_restarts=0)[0].environment["TFDIST_RESTARTS"] == "0"
     for spec in others:
         assert spec.argv == ("/bin/py", str(WORKER_FILE), "--parent", "7", "--task")
         assert spec.environment.keys() == COMMON

@@ -43,7 +43,7 @@ from tfdist.processes.worker_failure import HOST_LOST, Failure, Record, own_fail
 @pytest.mark.parametrize(
     "text",
     ["", ",", "a,,b", "a:0", "a:-1", "a:1025", "a:x", "a:1:2", "a b", "-a", "-oProxyCommand=x", "a@", "@a", "a=",
-     "a=-b", "me@-a", "-me@a", "a;b", "$(a)", "a\nb", "[::1]", "a,a", "a=x,b=x"],
+     "a=-b", "me@-a", "-me@a", "a;b", "$(a)", "a\nb", "[::1]", "a,a", "a=x,b=x", "a=x,a=y"],
 )  # fmt: skip
 def test_hosts_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError):

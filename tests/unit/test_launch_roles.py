@@ -54,6 +54,7 @@ def test_what_the_end_of_a_process_means(
 ) -> None:
     assert consequence(policy, 0, recorded=False, restarts_left=True) is succeeds
     assert consequence(policy, 1, recorded=True, restarts_left=True) is raises
+    assert consequence(policy, 1, recorded=False, restarts_left=True) is raises
     assert consequence(policy, -9, recorded=False, restarts_left=True) is killed
     assert consequence(policy, -9, recorded=False, restarts_left=False) is killed_and_spent
 
