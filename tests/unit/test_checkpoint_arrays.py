@@ -127,6 +127,7 @@ def test_the_middle_is_called_once() -> None:
         ({3: np.zeros(1)}, ConfigTypeError, "arrays", 3),
         ({"__metadata__": np.zeros(1)}, ConfigError, "arrays", "__metadata__"),
         ({"\ud800": np.zeros(1)}, ConfigError, "arrays", "\ud800"),
+        ({"a\udfff": np.zeros(1)}, ConfigError, "arrays", "a\udfff"),
         ([np.zeros(1)], ConfigTypeError, "arrays", "[array([0.])]"),
     ],
 )
@@ -136,7 +137,10 @@ def test_what_cannot_be_written_is_named(given: Any, kind: type[ConfigError], na
 
 
 def test_names_that_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = written({f"{i}": np.zeros(1) for i in range(2)})
     monkeypatch.setattr(safetensors_file, "LARGEST_HEADER", 100)
+    with pytest.raises(CorruptDataError):
+        read(some)
     with refused(ConfigError, name="arrays", mentions=["560 bytes", "100"]):
         written({f"{i}": np.zeros(1) for i in range(10)})
 

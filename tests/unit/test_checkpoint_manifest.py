@@ -57,6 +57,10 @@ def test_the_digest_tells_any_difference() -> None:
     assert len({MADE.digest, *(other.digest for other in others)}) == 4
 
 
+def sealed(crc32c: int) -> Manifest:
+    return dataclasses.replace(MADE, files=(dataclasses.replace(FILES[0], crc32c=crc32c),))
+
+
 def of_parts(*parts: int | None, count: int = 2) -> Manifest:
     files = tuple(File(name=f"{place}.safetensors", bytes=1, crc32c=2, part=part) for place, part in enumerate(parts))
     return Manifest(step=12, state={}, files=files, parts=count)
@@ -64,7 +68,8 @@ def of_parts(*parts: int | None, count: int = 2) -> Manifest:
 
 def test_parts_of_workers_come_back_and_what_has_none_is_written_as_it_always_was() -> None:
     made = of_parts(None, 0, 1, 1)
-    assert Manifest.from_bytes(made.to_bytes()) == made
+    for one in (made, of_parts(0, count=1), *(sealed(crc32c) for crc32c in (0, 2**32 - 1))):
+        assert Manifest.from_bytes(one.to_bytes()) == one
     assert json.loads(made.to_bytes())["version"] == 2
     assert MADE.digest == "4ac34254f142750d544fec7347daa7d61e5c998ef584a4bc784aab3a00fb5623"
 
@@ -123,6 +128,9 @@ def test_every_cut_and_addition_is_refused() -> None:
         {"step": True},
         {"state": []},
         {"files": {}},
+        {"files": 3},
+        {"files": [3]},
+        {"files": [["name", "bytes", "crc32c"]]},
         {"files": [{"name": "a"}]},
         {"files": [{"name": "a", "bytes": -1, "crc32c": 0}]},
         {"files": [{"name": "a", "bytes": 1, "crc32c": 1 << 32}]},

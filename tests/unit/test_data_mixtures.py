@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.order_battery import global_batches, require_resumable
+from tests.refusals import refused
 from tests.slow_orders import CASES, epoch_length, slow_ids, stretches
 from tfdist.data.order.epoch_orders import Block, Full, Order, Sequential
 from tfdist.data.order.length_buckets import Bucketed, block_of
 from tfdist.data.order.mixtures import Chosen, Mixed, Schedule, epoch_of
+from tfdist.errors import ConfigError
 
 SIZES = (61, 23, 7)
 SHARES = (0.7, 0.2, 0.1)
@@ -135,6 +137,10 @@ def test_shares_change_at_their_positions() -> None:
     assert abs(kinds[5010:].mean() - 0.75) < 0.002
     for kind in (0, 1):
         assert np.sort(turns[kinds == kind]).tolist() == list(range(int((kinds == kind).sum())))
+    order = Mixed(schedule, [Sequential(5), Sequential(6)], "never", 40, "x")
+    assert order.ids(seed=3, epoch=0, positions=np.zeros(0, np.int64)).tolist() == []
+    with refused(ConfigError, name="weights"):
+        order.frequencies()
 
 
 LENGTHS = np.arange(301) * 7919 % 50

@@ -120,7 +120,7 @@ def read(data: NDArray[np.uint8]) -> dict[str, _Array]:
 def _kinds(data: NDArray[np.uint8]) -> tuple[dict[str, _Kind], int]:
     """Return the dtype and shape of each array, in the order of the file, and where the first one begins."""
     length = int.from_bytes(data[:8].tobytes(), "little")
-    if data.size < 8 or length > min(LARGEST_HEADER, data.size - 8):
+    if length > min(LARGEST_HEADER, data.size - 8):
         raise CorruptDataError(f"its header would have {length} bytes of {data.size}; at most {LARGEST_HEADER} can be.")
     head = data[: 8 + length].tobytes()
     try:
@@ -136,8 +136,7 @@ def _kinds(data: NDArray[np.uint8]) -> tuple[dict[str, _Kind], int]:
         raise CorruptDataError(str(error)) from None
     if not is_spelled:  # places are not read but computed: what differs in anything is refused
         raise CorruptDataError("its header is not spelled as it was written.")
-    ordered = sorted(kinds, key=lambda name: _place(name, _DTYPES[kinds[name][0]]))
-    return {name: kinds[name] for name in ordered}, len(head)
+    return kinds, len(head)
 
 
 def _kind(name: str, value: Any) -> _Kind:
