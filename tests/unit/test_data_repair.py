@@ -26,7 +26,15 @@ from tests.corruption import (
 )
 from tests.refusals import refused
 from tfdist.data.check.repairing import repair_storage
-from tfdist.data.format.revisions import newest, original, revised
+from tfdist.data.format.revisions import (
+    newest,
+    next_revision,
+    of_one_writing,
+    original,
+    revised,
+    shard_name,
+    superseded,
+)
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import storage
@@ -349,6 +357,38 @@ def test_names_of_revisions() -> None:
         "a.repair-10.tfrecord",
         "b.tfrecord",
     ]
+    names = ["a.repair-7.tfrecord", "data-00000.revision-5.tfrecord"]
+    assert [next_revision(1, some) for some in (names, names[1:], [])] == [8, 6, 2]
+    assert [next_revision(9, some) for some in (names, [])] == [10, 10]
+
+
+def shards(**revisions: list[int]) -> list[str]:
+    return [shard_name(number, int(name[1:])) for name, numbers in revisions.items() for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_writing", "kept"),
+    [
+        (shards(r1=[0, 1]), False, shards(r1=[0, 1])),
+        (shards(r1=[0, 1], r2=[2]), False, shards(r1=[0, 1], r2=[2])),  # appended
+        (shards(r1=[0, 1], r3=[0], r4=[1]), False, shards(r3=[0], r4=[1])),  # overwritten, then appended
+        (shards(r1=[0, 1], r2=[2]), True, shards(r1=[0, 1])),  # the last is not complete yet
+        (shards(r1=[0], r2=[0]), True, shards(r1=[0])),
+        (shards(r1=[0]), True, shards(r1=[0])),
+        (shards(r2=[1], r3=[2]), False, shards(r2=[1], r3=[2])),  # the first shard is lost
+        (["a.tfrecord", *shards(r1=[0], r2=[0])], False, ["a.tfrecord", *shards(r2=[0])]),
+        (["a.tfrecord"], False, ["a.tfrecord"]),
+    ],
+)
+def test_the_shards_of_the_last_writing(names: list[str], is_writing: bool, kept: list[str]) -> None:
+    for order in (names, names[::-1]):
+        assert sorted(of_one_writing(order, is_writing=is_writing)) == sorted(kept)
+
+
+def test_what_no_manifest_names_and_was_overwritten_is_superseded() -> None:
+    old, used = shards(r1=[0], r2=[1]), shards(r3=[0], r4=[1])
+    assert superseded(["a.tfrecord", *old, *used, *shards(r5=[0])], used) == old
+    assert superseded(old, ["a.tfrecord"]) == []
 
 
 def test_the_report_is_json(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.refusals import absent, refused
 from tfdist.cli.main import main
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
+from tfdist.data.format.splits import is_word, ordered, trains
 from tfdist.data.sources import open_source, splits_of
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError
 
@@ -47,6 +48,12 @@ def labels(directory: Path) -> list[str]:
 
 def values(source: Any, name: str) -> list[Any]:
     return [value for block in source.blocks(0, None) for value in np.asarray(block[name]).tolist()]
+
+
+def test_splits_are_named_in_small_letters_or_large_ones() -> None:
+    assert ordered(["more", "Test", "VAL", "Train"]) == ["Train", "VAL", "Test", "more"]
+    assert [name for name in ("Train", "TEST", "trains") if is_word(name)] == ["Train", "TEST"]
+    assert [name for name in ("Train", "TEST", "more") if trains(name)] == ["Train"]
 
 
 def test_a_class_has_one_number_in_all_splits(tmp_path: Path) -> None:
