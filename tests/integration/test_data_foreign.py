@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,13 +181,6 @@ def test_token_files_are_packed_where_they_lie(tmp_path: Path) -> None:
     rows = data.pack(tmp_path / "corpus", "tokens", 4, shuffle=False)
     flat = np.concatenate([row["tokens"] for row in rows])
     assert flat.tolist() == np.concatenate(sequences).tolist()
-    path = tmp_path / "corpus.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with refused(CorruptDataError, path=path):
-        data.open(tmp_path / "corpus")
-    (tmp_path / "corpus.idx").write_bytes(b"MMIDIDX\x00\x00" + b"\x02" * 40)
-    with refused(CorruptDataError, path=tmp_path / "corpus.idx"):
-        data.open(tmp_path / "corpus")
 
 
 def test_records_of_any_bytes_are_read_and_checked(tmp_path: Path) -> None:
@@ -247,11 +241,11 @@ def index_of(**changes: Any) -> Callable[[Path], Path]:
     return write
 
 
-def cut(name: str, write: Callable[[Path], Any]) -> Callable[[Path], Path]:
+def cut(name: str, write: Callable[[Path], Any], size: int | None = None) -> Callable[[Path], Path]:
     def writing(where: Path) -> Path:
         write(where)
         path = where / name
-        os.truncate(path, path.stat().st_size * 2 // 3)
+        os.truncate(path, path.stat().st_size * 2 // 3 if size is None else size)
         return path.parent if path.suffix in (".mds", ".bin") else path
 
     return writing
@@ -323,6 +317,32 @@ def lmdb_with(place: slice, content: bytes) -> Callable[[Path], Path]:
     return write
 
 
+def tokens_with(at: int, form: str, value: int) -> Callable[[Path], Path]:
+    def write(where: Path) -> Path:
+        writers.megatron(where / "corpus", [[np.zeros(3, "u2")], [np.zeros(0, "u2"), np.ones(2, "u2")]], code=8)
+        assert data.open(where / "corpus").lengths("tokens").tolist() == [3, 0, 2]
+        found = bytearray((where / "corpus.idx").read_bytes())
+        struct.pack_into(form, found, at, value)
+        (where / "corpus.idx").write_bytes(found)
+        return where / "corpus"
+
+    return write
+
+
+def shard_with(more: int, at: int | None = None) -> Callable[[Path], Path]:
+    """Add to a number of an MDS shard: to the first size of its first sample, or to the one at a byte."""
+
+    def write(where: Path) -> Path:
+        path = index_of()(where) / "shard.00000.mds"
+        found = bytearray(path.read_bytes())
+        place = struct.unpack_from("<I", found, 4)[0] if at is None else at
+        struct.pack_into("<I", found, place, struct.unpack_from("<I", found, place)[0] + more)
+        path.write_bytes(found)
+        return path.parent
+
+    return write
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "keys that end at the first dot": (
         members(("a/b.c.jpg", b"1"), ("a/b.d.cls", b"1"), ("a/e.jpg", b"2")),
@@ -342,9 +362,22 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "pickles": (index_of(column_encodings=["int", "pkl", "bytes", "str"]), ConfigError),
     "compressed shards": (index_of(compression="zstd", raw_data={"basename": "x.mds"}), ConfigError),
     "a shard that is missing": (index_of(raw_data={"basename": "x.mds"}), CorruptDataError),
-    "a shard of another folder": (index_of(raw_data={"basename": "../x.mds"}), CorruptDataError),
+    "a shard of another folder": (index_of(raw_data={"basename": "../mds/shard.00000.mds"}), CorruptDataError),
     "another number of samples": (index_of(samples=5), CorruptDataError),
     "a shard that is cut": (cut("mds/shard.00000.mds", index_of()), CorruptDataError),
+    "a shard whose offsets are cut": (cut("mds/shard.00000.mds", index_of(), 10), CorruptDataError),
+    "a sample of less than its columns": (shard_with(1), CorruptDataError),
+    "a sample of less than their sizes": (shard_with(-48, at=8), CorruptDataError),
+    "tokens of another version": (tokens_with(9, "<q", 2), CorruptDataError),
+    "tokens of an unknown dtype": (tokens_with(17, "<b", 99), CorruptDataError),
+    "tokens of more sequences": (tokens_with(18, "<q", 4), CorruptDataError),
+    "tokens of a negative number": (tokens_with(34, "<i", -1), CorruptDataError),
+    "tokens before their file": (tokens_with(46, "<q", -2), CorruptDataError),
+    "tokens behind their file": (tokens_with(62, "<q", 8), CorruptDataError),
+    "documents that begin late": (tokens_with(70, "<q", 1), CorruptDataError),
+    "documents that do not rise": (tokens_with(78, "<q", 9), CorruptDataError),
+    "documents of more sequences": (tokens_with(86, "<q", 4), CorruptDataError),
+    "an index of tokens that is cut": (cut("corpus.idx", tokens_with(9, "<q", 1), 12), CorruptDataError),
     "a chunk that is cut": (cut("lit/chunk-0-1.bin", write_lit), CorruptDataError),
     "compressed chunks": (config_of(compression="zstd"), ConfigError),
     "chunks of pickles": (config_of(data_format=["int", "pickle", "numpy", "no_header_numpy:3"]), ConfigError),
@@ -355,6 +388,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "sequences that are read as examples": (lambda where: Path(write_sequences(where)), ConfigError),
     "an LMDB file that is cut": (lmdb_with(slice(-4096, None), b""), CorruptDataError),
     "an LMDB file with damaged pages": (lmdb_with(slice(2 * 4096, None), bytes(22 * 4096)), CorruptDataError),
+    "an LMDB file of another version": (lmdb_with(slice(20, 24), b"\2\0\0\0"), CorruptDataError),
+    "an LMDB file without pages": (lmdb_with(slice(40, 44), bytes(4)), CorruptDataError),
     "a file of Arrow that is cut": (cut("saved/data-1.arrow", write_arrow), CorruptDataError),
     "a stream of Arrow without its end": (endless_stream, CorruptDataError),
 }
@@ -367,6 +402,21 @@ def test_what_cannot_be_read_rightly_is_refused(
     source = write(tmp_path)
     with refused(kind):
         data.open(source)
+
+
+def test_shards_that_were_decompressed_are_read(tmp_path: Path) -> None:
+    assert len(data.open(index_of(compression="zstd")(tmp_path))) == len(ROWS)
+
+
+def test_numbers_that_mds_has_as_texts(tmp_path: Path) -> None:
+    rows = [{"n": "12", "x": "0.5"}, {"n": "-3", "x": "1e3"}, {"n": "1.0", "x": "2"}]
+    writers.mds(tmp_path / "mds", [rows], {"n": "str", "x": "str"})
+    index = tmp_path / "mds/index.json"
+    index.write_text(index.read_text().replace('"str", "str"', '"str_int", "str_float"'))
+    examples = data.open(tmp_path / "mds")
+    assert [(int(row["n"]), float(row["x"])) for row in examples.each([1, 0])] == [(-3, 1000.0), (12, 0.5)]
+    with refused(CorruptDataError, mentions=["example 2"]):
+        list(examples)
 
 
 def test_the_error_of_a_compressed_tar_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from tfdist.errors import CorruptDataError
 MAGIC = b"MMIDIDX\x00\x00"
 #: the dtypes by their codes
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
-_HEADER = len(MAGIC) + 8 + 1 + 16
+_PARTS = [(9, 17), (17, 18), (18, 26), (26, 34)]  # of the header behind it
+_HEADER = 34
 _Ids = NDArray[np.int64]
 
 
@@ -53,8 +54,7 @@ def open_tokens(base: Path) -> Tokens | None:
     if not head.startswith(MAGIC):
         return None
     data = np.fromfile(index, np.uint8)
-    version, code = int.from_bytes(head[9:17], "little"), head[17]
-    count, documents = (int.from_bytes(head[at : at + 8], "little") for at in (18, 26))
+    version, code, count, documents = (int.from_bytes(head[at:end], "little") for at, end in _PARTS)
     expected = _HEADER + 12 * count + 8 * documents
     modes = len(data) - expected
     if version != 1 or code not in DTYPES or modes not in (0, count):
