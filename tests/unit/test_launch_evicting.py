@@ -157,6 +157,20 @@ def test_a_worker_is_followed_over_several_looks() -> None:
     assert not looks()
 
 
+@pytest.mark.parametrize(
+    ("first", "known_from", "is_one"),
+    [(100, 0, True), (101, 0, False), (50, 50, True), (150, 150, True), (150, 149, False)],
+)
+def test_what_a_worker_did_between_two_looks_is_taken_to_be_like_the_rest(
+    first: int, known_from: int, is_one: bool
+) -> None:
+    staying = Staying()
+    staying.look([slow(first=0, last=99, steps=100, began=5.0)])
+    (found,) = staying.look([slow(first=first, last=200, steps=201 - first, began=9.0)], known_from=known_from)
+    assert (found.first, found.began, found.steps) == ((0, 5.0, 201) if is_one else (first, 9.0, 201 - first))
+    assert staying.look([slow(goes_on=False)]) == []
+
+
 # what the agent does
 
 RULES = Rules(

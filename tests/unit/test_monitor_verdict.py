@@ -3,11 +3,14 @@
 import contextlib
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.refusals import absent
 from tests.simulated_steps import MS, USUAL, simulated
 from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.recording.rows import WIDTH, Column
@@ -68,6 +71,45 @@ def test_what_one_of_two_takes_longer_for_is_not_what_both_are_bound_by() -> Non
     verdict = judge(timeline(simulated(2, late=(0, "python", 3.0), usual=usual, noise=0.02)))
     assert (verdict.bound, verdict.rank, verdict.part) == (Bound.STRAGGLER, 0, Part.PYTHON)
     assert judge(timeline(simulated(2, usual={**usual, "python": 8.0}, noise=0.02))).bound is Bound.PYTHON
+
+
+def in_input(*milliseconds: np.ndarray | float, steps: int = 60) -> Timeline:
+    """Steps in which each worker takes so long for its input, and then waits for the slowest."""
+    found = timeline(simulated(len(milliseconds), steps))
+    own, parts = np.stack([np.broadcast_to(one, steps) for one in milliseconds], axis=1) / 1e3, 0 * found.parts
+    parts[:, :, Part.INPUT], parts[:, :, Part.WAIT] = own, own.max(axis=1, keepdims=True) - own
+    return replace(found, parts=parts, step=parts.sum(axis=2))
+
+
+def slow_in(*runs: tuple[int, int]) -> np.ndarray:
+    """30 ms in these steps, and 20 ms in the others."""
+    at = np.arange(60)
+    return 20.0 + 10.0 * np.any([(at >= first) & (at <= last) for first, last in runs], axis=0)
+
+
+def test_a_slow_worker_is_told_with_the_steps_and_what_the_others_waited() -> None:
+    found = in_input(20.0, slow_in((5, 28), (31, 59)), 22.0)
+    (slow,) = slow_workers(found)
+    assert (slow.worker, slow.part, slow.steps, slow.goes_on) == (1, Part.INPUT, 29, True)
+    assert (slow.first, slow.last) == (31, 59)
+    assert (slow.seconds, slow.others, slow.waited) == pytest.approx((0.03, 0.021, 8 / 30))
+    assert [slow.began, slow.ended] == [found.ends[31, 1], found.ends[59, 1]]
+    assert not absent(slow.text, "worker 1 ", "9 ms", "29 steps")
+
+
+@pytest.mark.parametrize(
+    ("others", "first", "last", "times"),
+    [
+        ((20.0, 20.0), 31, 50, [(20, False)]),
+        ((20.0, 20.0), 31, 49, []),
+        ((28.8, 28.8), 31, 59, []),  # the others hardly wait
+        ((20.0, np.linspace(10.0, 30.0, 60)), 31, 59, []),  # that is usual
+    ],
+)
+def test_who_is_slow_by_itself(others: Any, first: int, last: int, times: list[tuple[int, bool]]) -> None:
+    found = in_input(others[0], slow_in((first, last)), others[1])
+    assert [(slow.steps, slow.goes_on) for slow in slow_workers(found) if slow.worker == 1] == times
+    assert slow_workers(found.only(slice(0))) == []
 
 
 def test_a_pause_now_and_then_is_no_slow_worker() -> None:
