@@ -214,12 +214,12 @@ def test_hyperband_compares_whole_rungs() -> None:
     trials = list(history.trials.values())[:9]
     best = sorted((one.results[1], one.number) for one in trials if 1 in one.results)[:3]
     assert [one.number for one in trials if 3 in one.results] == sorted(number for _, number in best)
-    few = History(slots=2)
+    few, last = History(slots=2), Hyperband(sampler=sampled(0), trials=2, rungs=(1, 3), eta=3)
     for trial, value in enumerate((2.0, 1.0)):
         few.add(Start(trial, {}, 1))
         few.add(Report(trial, 1, value))
+        assert last.decide(few) == ([] if trial else [Start(1, sampled(0)(1, few), 1)]), "it has not ended yet"
         few.add(End(trial, "paused"))
-    last = Hyperband(sampler=sampled(0), trials=2, rungs=(1, 3), eta=3)
     assert last.decide(few) == [Resume(1, 3)], "one of fewer than eta goes on"
 
 
@@ -279,6 +279,7 @@ def test_a_population_clones_the_best_at_one_epoch() -> None:
 def test_a_population_keeps_what_is_not_perturbed() -> None:
     scheduler = Population(sampler=sampled(1), trials=4, epochs=9, interval=3, seed=5, space=SPACE, perturbed=("lr",))
     history = History(slots=4)
+    assert {one.until for one in replace(scheduler, interval=20).decide(history) if isinstance(one, Start)} == {9}
     for one in scheduler.decide(history):
         history.add(one)
     for trial in range(4):
