@@ -328,3 +328,9 @@ def test_what_cannot_be_is_refused(two: WorkerPool, kind: str, expected: tuple[A
 def test_every_stage_says_why_one_of_them_cannot_compute_a_step(two: WorkerPool) -> None:
     reports = call(two, "refused", of="pipeline_refusals", kind="own weight", mesh="data=1,pipeline=2")
     assert all("SpectralNormalization" in report[-1] for report in reports), reports
+
+
+def test_a_table_of_two_stages_that_one_looks_up_is_named_if_its_optimizer_squares_rows(two: WorkerPool) -> None:
+    first, second = call(two, "tables_of_two_stages")
+    assert (len(first["sgd"]), len(first["adam"])) == (0, 1)
+    assert second == {"sgd": [], "adam": []}

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.integration.cases.hearing import heard
 from tests.integration.cases.resuming import Interrupt, far
 from tfdist.callbacks import BackupAndRestore
 from tfdist.compat.tensorflow.meshes import sharded_variable
@@ -456,3 +457,32 @@ def dropped(mesh: str) -> list[Any]:
         losses = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
         found.append([round(loss, 6) for loss in losses])
     return found
+
+
+class TwoTables(keras.layers.Layer):
+    """Adds what two tables have for a word; scores words by the first one."""
+
+    def build(self, shape: Any) -> None:
+        self.words, self.kinds = keras.layers.Embedding(12, 6), keras.layers.Embedding(12, 6)
+        for table in (self.words, self.kinds):
+            table.build(shape)
+
+    def call(self, x: Any, scores: bool = False) -> Any:
+        if scores:
+            return keras.ops.matmul(x, keras.ops.transpose(self.words.embeddings))
+        return self.words(x) + self.kinds(x)
+
+
+def tables_of_two_stages() -> dict[str, list[str]]:
+    """Train a layer with two tables that the last stage calls too; return what is told of them with each optimizer."""
+    told = {}
+    for optimizer in ("sgd", "adam"):
+        with strategy("data=1,pipeline=2", stages=("middle",)).scope():
+            ids, table = keras.Input((3,), dtype="int32"), TwoTables(name="table")
+            scores = table(keras.layers.Dense(6, name="middle")(table(ids)), scores=True)
+            model = keras.Model(ids, keras.layers.Flatten()(scores))
+            model.compile(optimizer, "mse")
+        with heard() as said:
+            model.fit(np.ones((8, 3), "int32"), np.zeros((8, 36)), batch_size=8, verbose=0)
+        told[optimizer] = [one for one in said if "'table/" in one]
+    return told

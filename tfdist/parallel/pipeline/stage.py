@@ -24,7 +24,7 @@ from tfdist.parallel.pipeline import stage_run, whole_batches
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow, Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
-from tfdist.parallel.pipeline.stage_gradients import Accumulated, behind, made_in_order
+from tfdist.parallel.pipeline.stage_gradients import Accumulated, Kind, behind, kind_of, made_in_order
 from tfdist.parallel.pipeline.stage_run import Found
 from tfdist.planner.schedules.schedule_table import Schedule, Work
 from tfdist.planner.schedules.schedule_timeline import in_one_order
@@ -308,11 +308,9 @@ class StageStep:
         mine, found, problem = [0] * (len(trained) + len(generators) + 1), None, ""
         try:
             found = passes()
-            there = [
-                id(weight) in found.gradients and found.gradients[id(weight)].result() is not None for weight in trained
-            ]
+            there = [kind_of(found.gradients.get(id(weight))) for weight in trained]
             adding = found.added is not None or any(weight.regularizer is not None for weight in trained)
-            mine = [*map(int, there), *(found.draws.get(id(one), 0) for one in generators), int(adding)]
+            mine = [*there, *(found.draws.get(id(one), 0) for one in generators), int(adding)]
         except Exception as error:
             problem = f"{type(error).__name__}: {cause_of(str(error))}"
             raise
@@ -333,11 +331,26 @@ class StageStep:
                 f"the model {self._model.name!r} has no loss. Pass one to compile(loss=...), or let a layer add one.",
                 name=self._model.name,
             )
+        self._warn_of_tables(seen[:, : len(trained)])
         return found, Told(
             has_gradient=[bool(column.any()) for column in seen[:, : len(trained)].T],
             draws=drawn.tolist(),
             adds=adds,
         )
+
+    def _warn_of_tables(self, kinds: Any) -> None:
+        """Warn of tables of several stages: their sums are dense, where one device has the rows of lookups."""
+        holders = self._division.holders(self._pipe.stages)
+        if not (self._pipe.workers.is_chief and reducer.keeps_duplicate_indices(self._model.optimizer)):
+            return
+        for weight, column in zip(self._model.trainable_weights, kinds.T, strict=True):
+            if len(holders.get(id(weight), ())) > 1 and Kind.ROWS in column and Kind.DENSE not in column:
+                current_step.warn_once(
+                    f"one stage of the pipeline looks up the table {weight.path!r}, and other stages call its layer, "
+                    "too. So rows that a batch has several times are added up before "
+                    f"{type(self._model.optimizer).__name__} gets them, which makes another update than on one device. "
+                    "Make the table a layer of its own, or let one stage call the layer (stages=)."
+                )
 
     def _generators(self) -> list[Any]:
         found = {id(one): one for one in [*keras_variables.seed_generators(self._model), self._unseeded]}

@@ -1,12 +1,21 @@
 """Gradients of a stage's weights, added up over micro-batches, equal to one device's gradients of the whole batch."""
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.compat.tensorflow import sparse_rows, sparse_sums
 from tfdist.compat.tensorflow.sparse_rows import RowKind
+
+
+class Kind(IntEnum):
+    """What a stage has as the gradient of a weight."""
+
+    NONE = 0
+    DENSE = 1
+    ROWS = 2
 
 
 class Accumulated:
@@ -71,6 +80,11 @@ class Accumulated:
             indices[0] if len(indices) == 1 else tf.concat(indices, axis=0),
             shape,
         )
+
+
+def kind_of(gradient: Accumulated | None) -> Kind:
+    value = None if gradient is None else gradient.result()
+    return Kind.NONE if value is None else Kind.ROWS if isinstance(value, tf.IndexedSlices) else Kind.DENSE
 
 
 def _pieces(
