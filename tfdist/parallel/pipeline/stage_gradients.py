@@ -11,7 +11,7 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 
 
 class Kind(IntEnum):
-    """What a stage has as the gradient of a weight."""
+    """The kind of gradient that a stage has for a weight."""
 
     NONE = 0
     DENSE = 1
