@@ -117,7 +117,7 @@ class MeshStrategy(KerasTraining, tf.distribute.Strategy):
         """Log once the layouts that "auto" stands for."""
         proposal = self._layouts.proposal(weight.path for weight in model.weights)
         if proposal not in (None, self._proposal) and self._workers.is_chief:
-            _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
+            _log.warning("tfdist: the layouts of this model are those of %s", proposal)
         self._proposal = proposal
 
 

@@ -72,7 +72,7 @@ def branches() -> keras.Model:
     return keras.Model([left, right], [last, early])
 
 
-class Tied(keras.layers.Layer):
+class _Tied(keras.layers.Layer):
     """A table of words that looks up, and gives scores of words back."""
 
     def __init__(self, **options: Any) -> None:
@@ -90,7 +90,7 @@ def words() -> keras.Model:
     """A table at both ends of the pipeline, and one of places, whose rows are the same in every example."""
     layers = keras.layers
     ids = keras.Input((3,), dtype="int32")
-    table = Tied()
+    table = _Tied()
     x = table(ids) + layers.Embedding(3, 6)(keras.ops.arange(3))
     x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True))
     scores = table(layers.Dense(6, "gelu")(x), scores=True)

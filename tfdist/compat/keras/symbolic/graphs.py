@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.layers.layer import CallContext
@@ -52,7 +53,8 @@ class Call:
 
     def run(self, arguments: tuple[Any, ...], named: dict[str, Any], *, training: bool | None) -> list[Any]:
         """Return the flat results of the operation."""
-        return list(keras.tree.flatten(operation_fn(self.operation, training=training)(*arguments, **named)))
+        with tf.name_scope("layer"):  # a name such as that of a class `_Block` is valid only inside of another scope
+            return list(keras.tree.flatten(operation_fn(self.operation, training=training)(*arguments, **named)))
 
     def infer(self, values: Mapping[int, Any]) -> list[Any]:
         """Return shapes and dtypes of what the operation returns, given those of what it takes."""
