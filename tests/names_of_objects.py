@@ -225,7 +225,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_update _use_merge_call _validate_colocate_with_variable", lambda: OneDeviceExtended),
         "_distribute_strategy": lambda: type(tf.Variable(1.0)),
         "_server_def": lambda: context.Context,
-        "_place": OURS,
+        **each("_bind _bound _place", OURS),
     },
     "tensorflow/mirrored_extended.py": {
         **each(MIRRORED, lambda: MirroredExtended),
