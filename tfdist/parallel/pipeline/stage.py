@@ -28,6 +28,7 @@ from tfdist.parallel.pipeline.stage_gradients import Accumulated, Kind, behind, 
 from tfdist.parallel.pipeline.stage_run import Found
 from tfdist.planner.schedules.schedule_table import Schedule, Work
 from tfdist.planner.schedules.schedule_timeline import in_one_order
+from tfdist.training.checks import step_probe
 from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step
 
 #: of the cause of an error, as other stages tell it
@@ -341,15 +342,17 @@ class StageStep:
     def _warn_of_tables(self, kinds: Any) -> None:
         """Warn of tables of several stages: their sums are dense, where one device has the rows of lookups."""
         holders = self._division.holders(self._pipe.stages)
-        if not (self._pipe.workers.is_chief and reducer.keeps_duplicate_indices(self._model.optimizer)):
+        if not reducer.keeps_duplicate_indices(self._model.optimizer):
             return
         for weight, column in zip(self._model.trainable_weights, kinds.T, strict=True):
             if len(holders.get(id(weight), ())) > 1 and Kind.ROWS in column and Kind.DENSE not in column:
-                current_step.warn_once(
+                step_probe.warn_once(
+                    self._model,
+                    self._pipe.workers,
                     f"one stage of the pipeline looks up the table {weight.path!r}, and other stages call its layer, "
                     "too. So rows that a batch has several times are added up before "
                     f"{type(self._model.optimizer).__name__} gets them, which makes another update than on one device. "
-                    "Make the table a layer of its own, or let one stage call the layer (stages=)."
+                    "Make the table a layer of its own, or let one stage call the layer (stages=).",
                 )
 
     def _generators(self) -> list[Any]:
